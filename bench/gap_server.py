@@ -6,7 +6,6 @@ on stdin a line of JSON on stdout says what the loops did since the last.
 
 import asyncio
 import dataclasses
-import gc
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from jsg.engine.core import EngineCore
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.client import EngineClient
 from jsg.server.ending import EndRequest
+from jsg.server.garbage import collect_garbage
 from jsg.server.progress import StartDisplay
 from jsg.server.run import Directories, serve_until
 
@@ -106,8 +106,7 @@ async def _serve(loop: WatchedLoop, config: EngineConfig, *, sees: bool) -> None
 
         def greet(text: str) -> None:
             print(json.dumps(text), flush=True)
-            gc.collect()
-            gc.freeze()  # as a server does that has begun
+            tasks.append(loop.create_task(collect_garbage()))
             tasks.append(loop.create_task(_tick(loop.longest)))
             tasks.append(loop.create_task(_tell(client, loop.longest, told_to_end)))
 

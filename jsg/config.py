@@ -111,6 +111,11 @@ class EngineConfig:
     max_total_tokens: Annotated[int, COUNT] | None = _knob(
         None, "The size of the KV pool in tokens. Default: all memory that --mem-fraction-static leaves for it."
     )
+    max_states: Annotated[int, (0, 1_000_000)] | None = _knob(
+        None,
+        "The number of cached prefixes of a hybrid model that keep a state, without which nothing goes on from them. "
+        "Default: two for each running request, in at most a quarter of the memory beside the weights.",
+    )
     vision_cache_size: Annotated[int, (1, 2**20)] | None = _knob(
         None,
         "The MiB of device memory for encoded pictures. Default: room for eight large ones; 1024 or more on a GPU.",

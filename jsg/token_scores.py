@@ -4,15 +4,19 @@ A prompt may have half a million of them, and Python's garbage collector looks a
 which nobody gets a token. So those of a prompt stay arrays from the device to the client's JSON.
 """
 
+import array
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, final, overload
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, final, overload
 
 ndarray = Any
 """NumPy's type: to import NumPy takes longer than everything that a command line needs of `jsg.types`."""
 AT_ONCE = 2**9
 """Scores that an iteration makes objects of at a time."""
+PACK = 2**6
+"""Scores of a growing answer that are packed together: with 20 alternatives each, 0.1 ms."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,3 +138,81 @@ class TokenScores(Sequence[TokenLogprob]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
+
+
+@final
+class GrowingScores(Sequence[TokenLogprob]):
+    """The scores of an answer while it grows. They are packed, because half a million objects take 0.05 s to be freed.
+
+    Whoever asks for some gets objects, which are made anew each time. It equals every sequence of the same scores.
+    """
+
+    __slots__ = ("_packs", "_rest")
+
+    def __init__(self) -> None:
+        """No scores."""
+        self._packs: list[array.array[float]] = []  # of `PACK` scores each
+        self._rest: list[TokenLogprob] = []
+
+    def __iadd__(self, scored: Iterable[TokenLogprob]) -> Self:
+        self._rest += scored
+        while len(self._rest) >= PACK:
+            self._packs.append(_packed(self._rest[:PACK]))
+            del self._rest[:PACK]
+        return self
+
+    def __len__(self) -> int:
+        return PACK * len(self._packs) + len(self._rest)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprob: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TokenLogprob]: ...
+    def __getitem__(self, index: int | slice) -> TokenLogprob | Sequence[TokenLogprob]:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return self._between(places, places + 1)[0]
+        if not places:
+            return []
+        low, high = min(places[0], places[-1]), max(places[0], places[-1]) + 1
+        return self._between(low, high)[:: places.step]
+
+    def _between(self, start: int, stop: int) -> list[TokenLogprob]:
+        """Those from `start` to `stop`, of which only the packs are read that have them."""
+        first, last = start // PACK, -(-stop // PACK)
+        found = list(itertools.chain.from_iterable(map(_unpacked, self._packs[first:last])))
+        if last > len(self._packs):
+            found += self._rest
+        return found[start - first * PACK : stop - first * PACK]
+
+    def __iter__(self) -> Iterator[TokenLogprob]:
+        yield from itertools.chain.from_iterable(map(_unpacked, self._packs))
+        yield from self._rest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
+
+    __hash__ = None
+
+
+def _packed(scored: Iterable[TokenLogprob]) -> "array.array[float]":
+    """For each score: its token, its log-probability, the number of alternatives, and these. No value is rounded."""
+    numbers = array.array("d")
+    for score in scored:
+        pairs = score.top + score.chosen
+        logprob = math.inf if score.logprob is None else score.logprob
+        numbers.extend((score.token_id, logprob, len(score.top), len(score.chosen)))
+        numbers.extend([token for token, _ in pairs])
+        numbers.extend([logprob for _, logprob in pairs])
+    return numbers
+
+
+def _unpacked(packed: "array.array[float]") -> Iterator[TokenLogprob]:
+    numbers, place = packed.tolist(), 0
+    while place < len(numbers):
+        token, logprob, num_top, num_chosen = numbers[place : place + 4]
+        ids, place = place + 4, place + 4 + 2 * int(num_top + num_chosen)
+        half = (ids + place) // 2
+        pairs = tuple(zip(map(int, numbers[ids:half]), numbers[half:place], strict=True))
+        top, chosen = pairs[: int(num_top)], pairs[int(num_top) :]
+        yield TokenLogprob(int(token), None if logprob == math.inf else logprob, top, chosen)

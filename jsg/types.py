@@ -281,6 +281,11 @@ class Request:
         thought_limit: How long the model may think. The grammar of the request allows thoughts then.
         post: What all requests of one post have in common; empty for a request that came alone. Posts take turns, so
             that one with many prompts does not keep the others waiting.
+        snapshot_at: Ascending lengths of prefixes of the prompt at which other requests are known to part from it. A
+            model that keeps a state of each request can use a cached prefix only where a snapshot of it was kept.
+        turn_end: How many tokens of the prompt the next turn of its conversation is sure to begin with, so that a
+            snapshot is kept there too; 0 if that is not known. If it is not the whole prompt, no later turn repeats
+            the answer.
     """
 
     rid: str
@@ -300,6 +305,8 @@ class Request:
     media: tuple[MediaInput, ...] = ()
     thought_limit: ThoughtLimit | None = None
     post: str = ""
+    snapshot_at: tuple[int, ...] = ()
+    turn_end: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", PromptIds.of(self.input_ids))
@@ -320,6 +327,16 @@ class Request:
         self._check_program_fields()
         if self.media:
             self._check_media()
+        if self.snapshot_at:
+            ends = (0, *self.snapshot_at, num_prompt + 1)
+            require(
+                all(map(is_int, ends)) and all(low < high for low, high in itertools.pairwise(ends)),
+                "snapshot_at",
+                f"ascending integers from 1 to {num_prompt}, the length of the prompt",
+                self.snapshot_at,
+            )
+        rule = f"an integer from 0 to {num_prompt}, the length of the prompt"
+        Integer(0, num_prompt, rule).read("turn_end", self.turn_end)
 
     def _check_program_fields(self) -> None:
         """Holds, position jumps and joined prompts."""

@@ -11,7 +11,7 @@ import pytest
 
 from jsg import token_scores
 from jsg.engine.child.protocol import FromEngine
-from jsg.token_scores import ScorePart, TokenLogprob, TokenScores
+from jsg.token_scores import PACK, GrowingScores, ScorePart, TokenLogprob, TokenScores
 from jsg.types import RequestOutput
 from tests.scored import scores_of
 
@@ -50,6 +50,26 @@ def test_they_are_those_that_were_put_in(num_top: int, chosen: tuple[int, ...], 
         with pytest.raises(IndexError):
             _ = found[count]
     assert not TokenScores() and list(TokenScores()) == []
+
+
+@pytest.mark.parametrize(("num_top", "chosen"), [(0, ()), (5, ()), (2, (7, 5))])
+def test_those_of_a_growing_answer_are_those_that_were_put_in(num_top: int, chosen: tuple[int, ...]):
+    """In 64 bits: nothing is rounded."""
+    expected, grown = list[TokenLogprob](), GrowingScores()
+    for number, score in enumerate(scored(3 * PACK + 7, num_top, chosen, is_whole=True)):
+        third = None if score.logprob is None else score.logprob / 3
+        expected.append(dataclasses.replace(score, logprob=third, top=score.top[: number % 3]))
+    for some in itertools.batched(expected, 50):
+        grown += some
+    assert grown == expected and tuple(grown) == tuple(expected) and grown != expected[1:] and grown != 3
+    for start, stop, step in itertools.product((None, 0, 3, PACK, -1), (None, 0, 4, PACK + 1, -9, 999), (1, 2, -2)):
+        assert list(grown[start:stop:step]) == expected[start:stop:step]
+    assert [grown[index] for index in (0, PACK, -1)] == [expected[0], expected[PACK], expected[-1]]
+    with pytest.raises(IndexError):
+        _ = grown[len(expected)]
+    gc.collect()
+    assert sum(isinstance(each, TokenLogprob) for each in gc.get_referents(*gc.get_referents(grown))) < PACK
+    assert not GrowingScores() and list(GrowingScores()) == []
 
 
 def test_however_many_there_are_few_objects_live():

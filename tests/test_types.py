@@ -141,6 +141,7 @@ def test_what_people_write_becomes_what_is_kept():
         ({"logprob_start_len": 10**6, "return_logprob": True}, "logprob_start_len"),
         ({"namespace": 3}, "namespace"),
         ({"sampling": SamplingParams(n=2)}, "n"),
+        *(({"snapshot_at": points}, "snapshot_at") for points in ((0,), (2,), (1, 1), (-1, 1), (1.0,), (True,))),
     ],
 )
 def test_a_wrong_request_is_named(fields: dict, name: str):

@@ -52,6 +52,33 @@ GPT_OSS_20B: dict[str, Any] = {
     "num_experts_per_tok": 4,
     "max_position_embeddings": 131_072,
 }
+QWEN3_5_9B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248_320,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 16_384,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+"""Three layers of gated DeltaNet for one of attention, as the two below."""
+QWEN3_5_35B_A3B: dict[str, Any] = {name: value for name, value in QWEN3_5_9B.items() if name != "intermediate_size"} | {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 CLIP_L_336: dict[str, Any] = {
     "model_type": "clip_vision_model",
     "hidden_size": 1024,

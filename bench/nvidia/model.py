@@ -22,7 +22,7 @@ from typing import Any
 from bench.nvidia import programs
 from bench.nvidia.estimate import MODELS, Estimate, Load
 from bench.nvidia.rates import NVLINK_BYTES_PER_S
-from bench.report import Figure, describe_run
+from bench.report import Figure, describe_run, table
 from jsg.engine.device.cards import NAMES, card
 from jsg.engine.device.devices import FP8_KERNEL_CAPABILITY
 from jsg.sched.buckets import BucketKey
@@ -30,13 +30,15 @@ from jsg.sched.buckets import BucketKey
 ASSUMPTIONS = """\
 Every time is modelled. An H200, and an H100 with 20 layers, were measured with the 8B shape in bfloat16.
 
-- Launches, the bytes of weights and of activations: read off programs of one and two layers, compiled for a card of the
-  class (8.0, 8.6 and 8.9, 9.0, 10.0, 12.0); further layers are like the second.
+- Launches, the bytes of weights and of activations: read off programs of a few layers, compiled for a card of the class
+  (8.0, 8.6 and 8.9, 9.0, 10.0, 12.0); further layers are like the second of their kind.
 - Every card reaches the H200's shares of its published bandwidth and peak, and its launches start as fast
   (`bench/nvidia/rates.py`). Low power limits, such as the L4's, and other clocks are not modelled.
 - Kernels in 8 bits: the H200's shares, measured for feed-forward blocks and experts alone; int8 and fp8 are alike. On
   other classes XLA's code for them was compiled, not run. Below 9.0 jsg refuses fp8.
 - KV in 8 bits is read at the same share of the bandwidth as bfloat16. This was measured nowhere.
+- States of linear attention are read and written at the share of keys, which was measured nowhere. No rate of their
+  kernel in prompts was measured either, so prompts of models with states are not modelled.
 - Contexts of 1024 tokens, nothing shared. One request runs in the shape of 8 rows. Tokens are chosen greedily.
 - Prefill: a step of 8192 tokens, 8 prompts of 1024 from an empty cache.
 - Experts: every choice is equally likely, tokens choose independently.
@@ -48,8 +50,11 @@ Every time is modelled. An H200, and an H100 with 20 layers, were measured with 
 QUANTIZATIONS = {"bfloat16": "none", "int8": "int8"}
 """The numbers of the weights → `--quantization`. In fp8 launches, bytes and shares are those of int8."""
 KV_BYTES = {"bfloat16": 2, "8-bit": 1}
-UNSUPPORTED = {"30B-A3B": "Qwen3-30B-A3B (Qwen3MoeForCausalLM) is no architecture of jsg"}
+UNSUPPORTED = {"30B-A3B": "Qwen3-30B-A3B is not modelled"}
 ROWS = (1, 32, 256)
+TRAFFIC_CARD = "h200"
+"""The bytes of a step are told of one card: they are the same on all of its class."""
+TRAFFIC_TARGET = "<= 1.15"
 CONTEXT = 1024
 DEVICE_COUNTS = (1, 2, 4, 8)
 FEWEST_REQUESTS = 32
@@ -73,7 +78,7 @@ class Row:
     Attributes:
         numbers: What the weights are in.
         decode: By the type of the KV pool, for each of `ROWS`; None where the batch does not fit.
-        prefill: New tokens of prompts.
+        prefill: New tokens of prompts; None for a model with states.
         num_launches: Of decode, for each of `ROWS`.
     """
 
@@ -82,17 +87,15 @@ class Row:
     numbers: str
     num_devices: int
     decode: dict[str, list[float | None]]
-    prefill: float
+    prefill: float | None
     num_launches: list[int]
 
     def __str__(self) -> str:
         """A line of the table."""
-        cells = [
-            " / ".join("-" if each is None else f"{each:,.0f}" for each in both)
-            for both in zip(*self.decode.values(), strict=True)
-        ]
+        rates = [*zip(*self.decode.values(), strict=True), (self.prefill,)]
+        cells = [" / ".join("-" if each is None else f"{each:,.0f}" for each in both) for both in rates]
         cards = f"{self.num_devices} x " if self.num_devices > 1 else ""
-        return f"| {cards}{self.card} | {self.model} | {self.numbers} | {' | '.join(cells)} | {self.prefill:,.0f} |"
+        return f"| {cards}{self.card} | {self.model} | {self.numbers} | {' | '.join(cells)} |"
 
 
 def decode_key(rows: int) -> BucketKey:
@@ -107,13 +110,15 @@ def extend_key(num_tokens: int) -> BucketKey:
 
 def decode_rate(estimate: Estimate, rows: int, kv_bytes: int, context: int = CONTEXT) -> float | None:
     """Tokens per second of decoding; None if the pool does not hold the requests."""
-    if rows * (context + 1) > estimate.pool_tokens(kv_bytes):
+    if rows * (context + 1) > estimate.pool_tokens(kv_bytes, rows):
         return None
     return rows / estimate.seconds(decode_key(rows), Load(rows, context), kv_bytes)
 
 
-def prefill_rate(estimate: Estimate, length: int = CONTEXT) -> float:
-    """Tokens per second of computing prompts of this length, in steps of the largest chunk."""
+def prefill_rate(estimate: Estimate, length: int = CONTEXT) -> float | None:
+    """Tokens per second of computing prompts of this length, in steps of the largest chunk; None with states."""
+    if estimate.config.state_shapes:
+        return None
     rows, new = max(1, programs.CHUNK // length), min(length, programs.CHUNK)
     return rows * new / estimate.seconds(extend_key(rows * new), Load(rows, 0, new))
 
@@ -122,14 +127,16 @@ def served_rate(estimate: Estimate, num_in: int, num_out: int, kv_bytes: int) ->
     """Output tokens per second if as many requests as fit, or 256, always run: prompts and answers of these lengths."""
     rows = min(programs.MAX_RUNNING, estimate.pool_tokens(kv_bytes) // (num_in + num_out))
     decode = decode_rate(estimate, rows, kv_bytes, num_in + num_out // 2) if rows > 0 else None
-    return 0.0 if decode is None else 1 / (1 / decode + num_in / num_out / prefill_rate(estimate, num_in))
+    prefill = prefill_rate(estimate, num_in)
+    return 0.0 if decode is None or prefill is None else 1 / (1 / decode + num_in / num_out / prefill)
 
 
 def fewest_devices(name: str, model: str, quantization: str) -> int | None:
     """How many cards the model is divided among: the fewest that hold a few requests; None if none do."""
     counts = DEVICE_COUNTS if name in NVLINK_BYTES_PER_S else DEVICE_COUNTS[:1]
-    wanted = FEWEST_REQUESTS * (CONTEXT + 1) if len(counts) > 1 else CONTEXT + 1
-    held = (count for count in counts if Estimate(name, model, quantization, count).pool_tokens(2) >= wanted)
+    rows = FEWEST_REQUESTS if len(counts) > 1 else 1
+    sizes = ((count, Estimate(name, model, quantization, count).pool_tokens(2, rows)) for count in counts)
+    held = (count for count, num_tokens in sizes if num_tokens >= rows * (CONTEXT + 1))
     return next(held, None)
 
 
@@ -162,6 +169,26 @@ def _row(estimate: Estimate, numbers: str) -> Row:
         prefill=prefill_rate(estimate),
         num_launches=[estimate.num_launches(decode_key(count)) for count in ROWS],
     )
+
+
+def traffic(models: list[str]) -> Iterator[Figure]:
+    """How many times the least bytes a decode step moves, beside its time and that of the least at full bandwidth."""
+    for model in models:
+        if model in UNSUPPORTED or (count := fewest_devices(TRAFFIC_CARD, model, "none")) is None:
+            continue
+        estimate = Estimate(TRAFFIC_CARD, model, num_devices=count)
+        for rows in ROWS:
+            key, load = decode_key(rows), Load(rows, CONTEXT)
+            moved, ms = estimate.traffic(key, load), 1e3 * estimate.seconds(key, load)
+            facts: dict[str, Any] = {
+                "gigabytes": moved.compiled / 1e9,
+                "least_gigabytes": moved.least / 1e9,
+                "least_ms": 1e3 * moved.least / estimate.speed.bytes_per_s,
+                "modelled_ms": ms,
+                "launches": estimate.num_launches(key),
+            }
+            name = f"{count} x {TRAFFIC_CARD}, {model}: bytes of a decode step of {rows} beside the least"
+            yield Figure(name, "x", (moved.ratio,), {"kind": "traffic", "target": TRAFFIC_TARGET, "rows": rows} | facts)
 
 
 def checks(name: str) -> Iterator[tuple[str, float, float]]:
@@ -235,6 +262,12 @@ def main() -> None:
         print(row, flush=True)
         if isinstance(row, Row):
             figures += _figures(row)
+    if TRAFFIC_CARD in names:
+        print("\n## Bytes of a decode step beside the least\n\nWeights, keys and values once, states twice.\n")
+        print(table([]))
+        for figure in traffic(models):
+            print(table([figure], with_head=False), flush=True)
+            figures.append(figure)
     print("\n## Published figures beside the model, output tokens per second\n")
     print("| engine | card | model | numbers | in / out | published | jsg, modelled | with |")
     print("|---|---|---|---|---|---|---|---|")
@@ -264,7 +297,8 @@ def _figures(row: Row) -> Iterator[Figure]:
             if rate is not None:
                 own = {"kind": "decode", "rows": count, "kv": kv, "launches": launches}
                 yield Figure(f"{name}: decode of {count}, KV in {kv}", "tokens/s", (rate,), facts | own)
-    yield Figure(f"{name}: prefill", "tokens/s", (row.prefill,), facts | {"kind": "prefill"})
+    if row.prefill is not None:
+        yield Figure(f"{name}: prefill", "tokens/s", (row.prefill,), facts | {"kind": "prefill"})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 import tempfile
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import jax
@@ -93,6 +93,7 @@ class Model:
 
     Attributes:
         layer_elements: The number of elements in the keys of one layer of the pool; its values have as many.
+        state_elements: Those of the arrays that hold the states of a layer, for all requests.
         donated_bytes: The bytes of pool and page table, which a forward pass changes in place.
         vision: The pool of encoded images; None if the model takes only text.
         kernels: The text model's kernels, each as (inputs, outputs) of a matrix. Those of experts are side by side.
@@ -101,6 +102,7 @@ class Model:
 
     config: ModelSpec
     layer_elements: int
+    state_elements: frozenset[int]
     donated_bytes: int
     vision: jax.ShapeDtypeStruct | None
     kernels: frozenset[tuple[int, int]]
@@ -120,6 +122,7 @@ def make_model(
     num_devices: int = 1,
     num_groups: int = 1,
     pool_tokens: int = POOL_TOKENS,
+    layers: Sequence[int] | None = None,
     **changes: Any,
 ) -> Model:
     """The programs of a model.
@@ -135,9 +138,12 @@ def make_model(
         num_devices: The number of cards that share the model.
         num_groups: The number of groups of cards that each have their own experts.
         pool_tokens: The number of KV slots.
+        layers: Which of its layers it has; None for all.
         changes: Fields of the text model's config to change.
     """
     config = _config(shape, changes).over_devices(num_devices, num_groups)
+    if layers is not None:
+        config = dataclasses.replace(config, layers=tuple(config.layers[index] for index in layers))
     vision = vision_shape(EngineConfig(), config, platform="gpu", row_bytes=2 * config.hidden_size)
     if vision is not None:
         buckets = dataclasses.replace(buckets, encode=OTHER_ENCODE_SIZES)
@@ -171,6 +177,7 @@ def make_model(
     return Model(
         config=config,
         layer_elements=state.pool.layers[0][0].size,
+        state_elements=frozenset(array.size for array in jax.tree.leaves(state.pool.states)),
         donated_bytes=sum(array.size * array.dtype.itemsize for array in donated),
         vision=rows,
         kernels=_kernels(cast(nnx.Module, model.text) if is_seeing else model),

@@ -2,13 +2,14 @@
 
 The bytes are those of the arrays that a launch is given and makes. A weight that is not the kernel of a product, such
 as the embedding table, counts with at most the bytes that the launch makes, because a gather reads only the rows that
-it wants. What is changed in place, and the KV pool, count nothing: how many keys attention reads is not in a program.
+it wants. What is changed in place counts nothing. In jsg's own kernels the KV pool and the states of requests count
+nothing either: how many of them a kernel reads is not in a program. Any other launch that is given one would copy it.
 """
 
 import enum
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from bench.nvidia.compiler import VIEWS
@@ -18,7 +19,8 @@ SIZES = ITEM_BYTES | {"f8e4m3fn": 1, "f8e5m2": 1, "u32": 4, "u64": 8}
 NO_LAUNCH = "all-reduce-done|all-gather-done|constant|partition-id|iota|after-all"
 IGNORED = re.compile(rf"({'|'.join(VIEWS)}|{NO_LAUNCH}|({KINDS})(-start)?)$")
 """Operations that are no launch, and exchanges between devices, which `bench.tp` counts."""
-ATTENTION_KERNELS = ("_decode_kernel", "_prefix_kernel", "ragged_paged_attention")
+ATTENTION_KERNELS = ("_decode_kernel", "_prefix_kernel", "ragged_paged_attention", "delta_kernel")
+"""Those that read the pool. Linear attention reads and writes states, which may take as long as many keys."""
 EXPERT_KERNEL = "grouped_matmul_kernel"
 
 
@@ -62,12 +64,12 @@ class _Array:
         return SIZES[self.dtype] * math.prod(self.shape)
 
 
-def works(hlo: str, pool_elements: int) -> list[Work]:
+def works(hlo: str, pools: Collection[int]) -> list[Work]:
     """The work of every launch of an optimised program, in the order of the text.
 
     Args:
         hlo: The program.
-        pool_elements: Keys of one layer of the pool on one device.
+        pools: The numbers of elements, on one device, of the arrays of a layer with keys, or states.
     """
     multiplying = {name for name, line in _lines(hlo) if " dot(" in line}
     known: dict[str, tuple[_Array, ...]] = {}
@@ -102,7 +104,7 @@ def works(hlo: str, pool_elements: int) -> list[Work]:
                 weights=[known[each][0] for each in operands if each in parameters],
                 inputs=[array for each in operands if each not in parameters for array in known[each][:1]],
                 results=[array for array in arrays if array.dtype != "s8" or len(arrays) == 1],  # no workspace
-                pool_elements=pool_elements,
+                pools=pools if operation == "custom-call" else (),
             )
         )
     return found
@@ -117,7 +119,7 @@ def _kind(kernel: str, *, is_product: bool) -> Kind:
 
 
 def _work(
-    kind: Kind, *, weights: list[_Array], inputs: list[_Array], results: list[_Array], pool_elements: int
+    kind: Kind, *, weights: list[_Array], inputs: list[_Array], results: list[_Array], pools: Collection[int]
 ) -> Work:
     kernel = None
     if kind in (Kind.PRODUCT, Kind.EXPERTS):
@@ -125,12 +127,10 @@ def _work(
         kernel = max(weights, key=lambda each: math.prod(each.shape)) if weights else inputs[1]
     if kind is Kind.ATTENTION:
         inputs = [each for each in inputs if each.dtype != "s32"]  # the page table, of which it reads a few rows
-    rest = [each for each in inputs if each is not kernel and math.prod(each.shape) != pool_elements]
-    weights = [each for each in weights if each is not kernel and math.prod(each.shape) != pool_elements]
+    rest = [each for each in inputs if each is not kernel and math.prod(each.shape) not in pools]
+    weights = [each for each in weights if each is not kernel and math.prod(each.shape) not in pools]
     in_place = {each.shape for each in weights}
-    made = sum(
-        each.num_bytes for each in results if each.shape not in in_place and math.prod(each.shape) != pool_elements
-    )
+    made = sum(each.num_bytes for each in results if each.shape not in in_place and math.prod(each.shape) not in pools)
     other = made + sum(each.num_bytes for each in rest) + sum(min(each.num_bytes, made) for each in weights)
     return Work(kind, kernel.shape if kernel else (), kernel.num_bytes if kernel else 0, other)
 

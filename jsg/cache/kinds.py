@@ -29,8 +29,8 @@ class PrefixMatch:
     num_tokens: int
 
 
-class StateKind(Protocol):
-    """One kind of state. What rows get of it, one at a time, is a unit: a part of a page, a slot with a state."""
+class Units(Protocol):
+    """Something of which rows get units: pages, parts of pages, slots of states."""
 
     @property
     def num_available(self) -> int:
@@ -42,8 +42,23 @@ class StateKind(Protocol):
         """Units that would become available if all holds ended."""
         ...
 
-    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
-        """The most of the first `num_tokens` of a cached prefix behind which a request can go on."""
+
+class StateKind(Units, Protocol):
+    """One kind of state. What rows get of it, one at a time, is a unit: a part of a page, a slot with a state."""
+
+    @property
+    def orders(self) -> bool:
+        """Whether waiting requests are in the order of what they can use, and not of what is cached.
+
+        Where states are few, a request computes a long cached prefix anew so that the others need not: it comes first.
+        """
+        ...
+
+    def num_usable(self, match: PrefixMatch, num_tokens: int, *, is_later: bool = False) -> int:
+        """The most of the first `num_tokens` of a cached prefix behind which a request can go on.
+
+        With `is_later` it goes on in a later step than the one that is planned, which may make what that takes.
+        """
         ...
 
     def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:

@@ -13,7 +13,8 @@ from typing import Any, final
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.kinds import PrefixMatch
+from jsg.cache.kinds import PrefixMatch, StateKind
+from jsg.cache.states import StateSlots
 from jsg.window import Window
 
 SPARE_ENTRIES = 1024
@@ -42,7 +43,10 @@ class WindowGroup:
         num_evictable: Parts outside of all windows.
         num_in_use: Parts that a window reaches.
         num_yielding: Parts in use that only holds reach.
+        orders: See `StateKind`.
     """
+
+    orders = True
 
     def __init__(self, window: Window, num_pages: int, num_parts: int, page_size: int):
         """Starts without parts. The pages are those of tokens, page 0 included, and the parts include part 0."""
@@ -102,7 +106,7 @@ class WindowGroup:
                 after = -(-(num_there + num_more) // self._page_size) - first
         return max(after - before, 0) + -(-num_next // self._page_size)
 
-    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
+    def num_usable(self, match: PrefixMatch, num_tokens: int, *, is_later: bool = False) -> int:
         """See `StateKind`."""
         return self._num_usable(match.pages[: num_tokens // self._page_size]) * self._page_size
 
@@ -251,16 +255,20 @@ class WindowGroup:
 
 @final
 class GroupedAllocator(PageAllocator):
-    """Hands out pages with a part in each group of layers with a window.
+    """Hands out pages with a part in each group of layers with a window, and forgets the states after freed pages.
 
     Attributes:
         windows: The groups.
+        states: The slots of states; None for a model without.
         has_layers: Whether layers see all tokens, so that each page has keys and values under its own number too.
     """
 
-    def __init__(self, num_pages: int, windows: Sequence[WindowGroup], *, has_layers: bool):
+    def __init__(
+        self, num_pages: int, windows: Sequence[WindowGroup], states: StateSlots | None = None, *, has_layers: bool
+    ):
         super().__init__(num_pages)
         self.windows = tuple(windows)
+        self.states = states
         self.has_layers = has_layers
 
     @property
@@ -281,17 +289,45 @@ class GroupedAllocator(PageAllocator):
         super().free(pages)
         for group in self.windows:
             group.drop(pages)
+        if self.states is not None:
+            self.states.drop(pages)
 
 
-def make_allocator(num_pages: Mapping[Window | None, int], page_size: int, *, has_layers: bool) -> PageAllocator:
-    """What hands out pages. By window they are those of its group, and for None all pages, with the dump page each."""
+def make_allocator(
+    num_pages: Mapping[Window | None, int],
+    page_size: int,
+    *,
+    has_layers: bool,
+    num_slots: tuple[int, int] | None = None,
+) -> PageAllocator:
+    """What hands out pages.
+
+    Args:
+        num_pages: By window those of its group, and for None all pages, with the dump page each.
+        page_size: Tokens in a page.
+        has_layers: Whether layers see all tokens.
+        num_slots: Slots of states, for running requests and for prefixes; None for a model without states.
+    """
     total = num_pages[None]
     windows = [
         WindowGroup(window, total, count, page_size) for window, count in num_pages.items() if window is not None
     ]
-    return GroupedAllocator(total, windows, has_layers=has_layers) if windows else PageAllocator(total)
+    states = StateSlots(total, *num_slots, page_size) if num_slots else None
+    is_plain = not windows and states is None
+    return PageAllocator(total) if is_plain else GroupedAllocator(total, windows, states, has_layers=has_layers)
 
 
 def windows_of(allocator: PageAllocator) -> tuple[WindowGroup, ...]:
     """The groups of layers with a window whose parts pages get when they are allocated."""
     return allocator.windows if isinstance(allocator, GroupedAllocator) else ()
+
+
+def states_of(allocator: PageAllocator) -> StateSlots | None:
+    """The slots of states, if the model has any."""
+    return allocator.states if isinstance(allocator, GroupedAllocator) else None
+
+
+def kinds_of(allocator: PageAllocator) -> tuple[StateKind, ...]:
+    """What is kept of prefixes beside their pages."""
+    states = states_of(allocator)
+    return (*windows_of(allocator), *([] if states is None else [states]))

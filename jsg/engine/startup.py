@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jsg.cache.pool import HEADS_AXIS, make_pool, make_states
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import make_allocator, windows_of
+from jsg.cache.windows import kinds_of, make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
@@ -155,6 +155,7 @@ class Settings:
             "chunked_prefill_size": self.buckets.max_tokens,
             "deterministic": config.deterministic,
             "profile_dir": "with a directory" if config.profile_dir else None,
+            "max_states": config.max_states,
             "vision_cache_size": self.vision,
             "task": "generate" if self.embedder is None else "embed",
         }
@@ -196,7 +197,8 @@ class Settings:
             sharding=sharding_of(self.mesh, HEADS_AXIS, 4),
         )
         place = functools.partial(sharding_of, self.mesh)
-        pool = pool._replace(states=make_states(model.state_shapes, self.max_running + 1, self.dtype, place))
+        num_slots = self.max_running + 1 + plan.num_states
+        pool = pool._replace(states=make_states(model.state_shapes, num_slots, self.dtype, place))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:
             rows = jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype, device=whole)
@@ -226,8 +228,9 @@ def start(config: EngineConfig, report: Report) -> Parts:
         settings.party.open(runner.replica, runner.programs.executables)
         runner.calls = settings.party
     size, groups = settings.page_size, settings.model.page_groups
-    allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups)
-    cache = RadixCache(size, allocator, kinds=windows_of(allocator), enabled=_caches_prefixes(settings))
+    num_slots = (settings.max_running, plan.num_states) if settings.model.state_shapes else None
+    allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups, num_slots=num_slots)
+    cache = RadixCache(size, allocator, kinds=kinds_of(allocator), enabled=not config.disable_radix_cache)
     kernels.wait()
     lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(
@@ -482,7 +485,7 @@ def plan_of(settings: Settings, limit_bytes: int, weights_bytes: int, temporary_
         chunk=settings.buckets.chunk,
         vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
         num_devices=settings.config.tp_size,
-        state_bytes=(settings.max_running + 1) * settings.model.state_bytes(settings.dtype.itemsize),
+        bytes_per_state=settings.model.state_bytes(settings.dtype.itemsize),
     )
 
 
@@ -536,7 +539,6 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         max_prefill_tokens=config.max_prefill_tokens,
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
-        has_states=bool(settings.model.state_shapes),
         embeds=settings.embedder is not None,
         vision=settings.vision,
     )
@@ -564,10 +566,6 @@ def _decode_steps(settings: Settings, plan: MemoryPlan, runner: ModelRunner) -> 
     )
 
 
-def _caches_prefixes(settings: Settings) -> bool:
-    return not settings.config.disable_radix_cache and not settings.model.state_shapes
-
-
 def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
     return ModelInfo(
         model_path=settings.config.model_path,
@@ -581,7 +579,8 @@ def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
         max_total_tokens=plan.pool_tokens,
         max_request_tokens=min(settings.context_length, plan.pool_tokens),
         page_size=settings.page_size,
-        caches_prefixes=_caches_prefixes(settings),
+        caches_prefixes=not settings.config.disable_radix_cache,
+        caches_states=plan.num_states > 0,
         memory_plan=plan.parts,
         embedder=settings.embedder,
     )

@@ -65,5 +65,6 @@ def _best_two(scores: Float[Array, "t e"], expert: Array, first: int, length: in
 def weights_of(spec: ChoiceSpec, scores: Float[Array, "*t"], total: Float[Array, "*#t"]) -> Float[Array, "*t"]:
     """The weights of chosen experts, from their scores and the sum of those of their token."""
     if spec.is_renormed:
-        scores = scores / (jnp.maximum(total, spec.least_sum) if spec.least_sum else total)
+        total = jnp.maximum(total, spec.least_sum) if spec.least_sum else total
+        scores = scores / (total + spec.added_sum if spec.added_sum else total)
     return scores if spec.factor == 1 else scores * spec.factor

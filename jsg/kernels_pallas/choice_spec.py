@@ -21,6 +21,7 @@ class ChoiceSpec:
         masked_score: The score that experts of the other groups have in the choice.
         is_renormed: Weights are divided by their sum.
         least_sum: The sum counts as at least this.
+        added_sum: Added to the sum.
         factor: Multiplies the weights in the end.
     """
 
@@ -31,4 +32,5 @@ class ChoiceSpec:
     masked_score: float = -math.inf
     is_renormed: bool = True
     least_sum: float = 0.0
+    added_sum: float = 0.0
     factor: float = 1.0

@@ -11,7 +11,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
-from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, ScanWeights, StateCache
 from jsg.kernels_pallas.reference_convolution import last_inputs
 from jsg.kernels_pallas.reference_delta import UNIT_EPS
 
@@ -21,7 +21,10 @@ MAX_DIM = 128
 
 
 class _Static(NamedTuple):
-    """The constants of a call."""
+    """The constants of a call. Without `steps` it is a gated delta rule. `rows` are the values, padded.
+
+    A row of the padding is the last value again, which it also writes again.
+    """
 
     group: int
     keys: int
@@ -30,13 +33,22 @@ class _Static(NamedTuple):
     eps: float
     most: float
     is_apart: bool
+    steps: tuple[float, float] | None
+    rows: int
     has_one_token: bool
+
+    @property
+    def values_here(self) -> Int[Array, " v"]:
+        """The value of each row of a state."""
+        rows = jnp.arange(self.rows)
+        return rows if self.rows == self.values else jnp.minimum(rows, self.values - 1)
 
 
 class _Refs(NamedTuple):
     """The arrays in device memory. The last three are written; those that hold states are the given ones.
 
-    If no gates are apart, `decays` is `raw_gates`, and `gates` is `joint`.
+    If no gates are apart, `decays` is `raw_gates`, and `gates` is `joint`. A selective scan has `skip` in place of
+    `norm`, and in place of `gates` the bias of its convolution.
     """
 
     joint: Any
@@ -69,7 +81,7 @@ class _Piece(NamedTuple):
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
     apart: GatesApart | None = None,
@@ -80,14 +92,28 @@ def gated_delta(
     """See `ops.gated_delta`. States are changed in place. With one token in each piece, token i is that of piece i.
 
     Raises:
-        NotImplementedError: A query or value is no power of two of numbers, or too long; an array is too large.
+        NotImplementedError: A query is no power of two of numbers, or a value of a gated delta rule; a state or another
+            array is too large.
     """
-    check_supported(cache)
     heads, values, keys = cache.states.shape[1:]
-    sizes, is_apart = (heads // joint.shape[1], keys, values, len(weights.taps)), apart is not None
-    static = _Static(*sizes, weights.eps, weights.most, is_apart, has_one_token)
-    read = (joint, raw_gates, *(apart or ()), *weights[:4], *pieces)
-    out = jax.ShapeDtypeStruct((len(joint), heads, values), joint.dtype)
+    rows = pl.next_power_of_2(values)
+    is_padded = rows != values and isinstance(weights, DeltaWeights)
+    if keys & (keys - 1) or is_padded or min(keys, values) < 16 or max(keys, rows) * rows > MAX_DIM**2:
+        raise NotImplementedError(
+            f"the Triton kernel takes queries of a power of two of numbers from 16 on, values of at most {MAX_DIM}, in "
+            f"a gated delta rule likewise, and states of at most {MAX_DIM**2}"
+        )
+    check_addressable(cache.states)
+    is_apart, steps = apart is not None, None
+    sizes, out_type = (heads // joint.shape[1], keys, values, len(weights.taps)), jnp.dtype(joint.dtype)
+    if isinstance(weights, ScanWeights):
+        eps, most, steps, out_type = 0.0, 1.0, weights.steps, jnp.dtype(jnp.float32)
+        read = (joint, raw_gates, *weights[:5], *pieces)
+    else:
+        eps, most = weights.eps, weights.most
+        read = (joint, raw_gates, *(apart or ()), *weights[:4], *pieces)
+    static = _Static(*sizes, eps, most, is_apart, steps, rows, has_one_token)
+    out = jax.ShapeDtypeStruct((len(joint), heads, values), out_type)
     written = [out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache)]
     out, *changed = pl.pallas_call(
         functools.partial(delta_kernel, static),
@@ -107,13 +133,6 @@ def gated_delta(
     return out, StateCache(inputs, states)
 
 
-def check_supported(cache: StateCache) -> None:
-    """Raises NotImplementedError if the Triton kernels cannot do states of this shape."""
-    if any(dim & (dim - 1) or not 16 <= dim <= MAX_DIM for dim in cache.states.shape[2:]):
-        raise NotImplementedError(f"the Triton kernel takes queries and values of 16, 32, 64 or {MAX_DIM} numbers")
-    check_addressable(cache.states)
-
-
 def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
     """One program: a piece in one value head, token after token.
 
@@ -129,13 +148,15 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
     """
     joint, raw_gates, *others = refs
     decays, gates = others[:2] if static.is_apart else (raw_gates, joint)
-    taps, rate, bias, norm, *fields, _, _, out, inputs, states = others[2 * static.is_apart :]
+    taps, rate, bias, norm, *others = others[2 * static.is_apart :]
+    gates, *others = (gates, *others) if static.steps is None else others
+    *fields, _, _, out, inputs, states = others
     here = _Refs(joint, raw_gates, decays, gates, taps, rate, bias, norm, out, inputs, states)
     index, head = pl.program_id(0), pl.program_id(1)
     start, length, source, target, position, is_known = (_at(field, index) for field in fields)
     key_head, member = head // static.group, head % static.group
     piece = _Piece(start, length, source, target, position, is_known, head, key_head, member)
-    rows, columns = jnp.arange(static.values), jnp.arange(static.keys)
+    rows, columns = static.values_here, jnp.arange(static.keys)
     channels = (columns, static.keys + columns, 2 * static.keys + piece.member * static.values + rows)
     place = (head, rows[:, None], columns[None])
     is_begun = (piece.position > 0) | (piece.is_known > 0)
@@ -202,21 +223,29 @@ def _token(
     for part, before in zip(channels, window, strict=True):
         x = plgpu.load(here.joint.at[token, piece.key_head, part]).astype(jnp.float32)
         total = jnp.zeros(part.shape, jnp.float32)
+        if static.steps is not None:
+            total += plgpu.load(here.gates.at[piece.key_head, part]).astype(jnp.float32)
         for tap, past in enumerate((*before, x)):
             total += past * plgpu.load(here.taps.at[tap, piece.key_head, part]).astype(jnp.float32)
         parts.append(total * jax.nn.sigmoid(total))
         later.append((*before, x)[-(static.taps - 1) :])
     query, key, value = parts
-    query *= lax.rsqrt(jnp.sum(query * query) + UNIT_EPS) * static.keys**-0.5
-    key *= lax.rsqrt(jnp.sum(key * key) + UNIT_EPS)
-    strength = plgpu.load(here.raw_gates.at[token, piece.key_head, piece.member]).astype(jnp.float32)
-    decay = _decay(static, here, piece, token)
     is_known = (offset == 0) & (piece.is_known > 0)
+    raw = plgpu.load(here.raw_gates.at[token, piece.key_head, piece.member]).astype(jnp.float32)
+    decay, step = _decay(static, here, piece, token)
     decayed = state * decay
-    difference = (value - jnp.sum(decayed * key[None], axis=1)) * (static.most * jax.nn.sigmoid(strength))
+    if static.steps is None:
+        query *= lax.rsqrt(jnp.sum(query * query) + UNIT_EPS) * static.keys**-0.5
+        key *= lax.rsqrt(jnp.sum(key * key) + UNIT_EPS)
+        difference = (value - jnp.sum(decayed * key[None], axis=1)) * (static.most * jax.nn.sigmoid(raw))
+    else:
+        difference = value * step
     state = jnp.where(is_known, state, decayed + difference[:, None] * key[None])
     made = jnp.sum(state * query[None], axis=1)
-    rows = jnp.arange(static.values)
+    rows = static.values_here
+    if static.steps is not None:
+        plgpu.store(here.out.at[token, piece.head, rows], made + plgpu.load(here.norm.at[piece.head]) * value)
+        return tuple(later), state
     gates = channels[2] + (-2 * static.keys if static.is_apart else static.group * static.values)
     gate = plgpu.load(here.gates.at[token, piece.key_head, gates]).astype(jnp.float32)
     made *= lax.rsqrt(jnp.sum(made * made) / static.values + static.eps)
@@ -226,14 +255,16 @@ def _token(
     return tuple(later), state
 
 
-def _decay(static: _Static, here: _Refs, piece: _Piece, token: Int[Array, ""]) -> Float[Array, "..."]:
-    """What multiplies the state: a number, or [1, Dk]."""
+def _decay(static: _Static, here: _Refs, piece: _Piece, token: Int[Array, ""]) -> tuple[Float[Array, "..."], Any]:
+    """What multiplies the state, a number or [1, Dk], and the step that it is of."""
     if static.is_apart:
         columns = jnp.arange(static.keys)
         place, own = (piece.member * static.keys + columns)[None], (piece.head, columns[None])
     else:
-        place, own = static.group + piece.member, (piece.head,)
+        place, own = piece.member + (static.group if static.steps is None else 0), (piece.head,)
     decay = plgpu.load(here.decays.at[token, piece.key_head, place]).astype(jnp.float32)
     decay += plgpu.load(here.decay_bias.at[own])
     soft = jnp.maximum(decay, 0) + jnp.log(1 + jnp.exp(-jnp.abs(decay)))
-    return jnp.exp(-jnp.exp(plgpu.load(here.decay_rate.at[piece.head])) * soft)
+    if static.steps is not None:
+        soft = jnp.minimum(jnp.maximum(soft, static.steps[0]), static.steps[1])
+    return jnp.exp(-jnp.exp(plgpu.load(here.decay_rate.at[piece.head])) * soft), soft

@@ -24,11 +24,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
-from jsg.kernels_pallas.attention_block import whole_spec
-from jsg.kernels_pallas.delta_recurrent import check_supported
-from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, PieceTiles, StateCache
-from jsg.kernels_pallas.reference_convolution import convolve, last_inputs, owners
-from jsg.kernels_pallas.reference_delta import UNIT_EPS, log_gates
+from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
+from jsg.kernels_pallas.delta_recurrent import MAX_DIM
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, ScanWeights, StateCache
+from jsg.kernels_pallas.reference_convolution import last_inputs, owners
+from jsg.kernels_pallas.reference_delta import UNIT_EPS, convolved, log_gates
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import sizes_for
 
@@ -58,6 +58,15 @@ class _Prepared(NamedTuple):
     factors: Float[Array, "4 T N"]
 
 
+def takes(
+    joint: Float[Array, "T K joint"], weights: DeltaWeights | ScanWeights, cache: StateCache, apart: GatesApart | None
+) -> bool:
+    """Whether tiles can do a case. A tensor core is not exact enough for float32."""
+    widths = cache.states.shape[2:]
+    is_plain = isinstance(weights, DeltaWeights) and apart is None and joint.dtype != jnp.float32
+    return is_plain and all(width & (width - 1) == 0 and 16 <= width <= MAX_DIM for width in widths)
+
+
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
@@ -71,9 +80,9 @@ def gated_delta(
     """See `ops.gated_delta`. States are changed in place.
 
     Raises:
-        NotImplementedError: As `delta_recurrent.gated_delta`.
+        NotImplementedError: An array is too large.
     """
-    check_supported(cache)
+    check_addressable(cache.states)
     (_, heads, values, keys), (num_tokens, key_heads, _) = cache.states.shape, joint.shape
     sizes = sizes_for("delta_tiles", rows=num_tokens)
     static = _Static(heads // key_heads, keys, min(sizes["block_v"], values))
@@ -82,8 +91,8 @@ def gated_delta(
     piece, offset = owners(pieces, num_tokens)
     is_known = ((offset == 0) & (pieces.is_known[piece] > 0))[:, None]
     decay, strength = (jnp.where(is_known, 0, x) for x in log_gates(raw_gates, weights))
-    convolved = jax.nn.silu(convolve(mixed, weights.taps, cache.inputs, pieces)).astype(joint.dtype)
-    read = (convolved, decay, strength, tiles.starts, tiles.lens)
+    made = convolved(mixed, weights, cache, pieces).astype(joint.dtype)
+    read = (made, decay, strength, tiles.starts, tiles.lens)
     dims = (num_tokens, heads, 2 * QUERY_TILE), (4, num_tokens, heads)
     shapes = [jax.ShapeDtypeStruct(each, jnp.float32) for each in dims]
     prepared = call(
@@ -94,7 +103,7 @@ def gated_delta(
         out_shape=shapes,
         compiler_params=plgpu.CompilerParams(num_warps=sizes["inverse_warps"], num_stages=1),
     )(*read)
-    read = (convolved, *prepared, *tiles, *pieces)
+    read = (made, *prepared, *tiles, *pieces)
     squares = jax.ShapeDtypeStruct((values // static.block_v, num_tokens, heads), jnp.float32)
     written = [jax.ShapeDtypeStruct((num_tokens, heads, values), joint.dtype), squares, cache.states]
     out, squares, states = call(

@@ -198,3 +198,25 @@ class GatesApart(NamedTuple):
 
     decay: Float[Array, "T K G·Dk"]
     output: Float[Array, "T K G·Dv"]
+
+
+class ScanWeights(NamedTuple):
+    """The parameters of a selective scan (Mamba-2) in place of a gated delta rule. Those of heads are float32.
+
+    The difference of a value from what the state has is not taken: a token writes its value, times its step.
+
+    Attributes:
+        taps: See `DeltaWeights`, likewise the next.
+        decay_rate: The logarithm of the decay of a step of 1.
+        step_bias: Added to what a token says of its step.
+        skip: What multiplies the value of a token in its own output.
+        bias: The bias of the convolution.
+        steps: The smallest and the largest step.
+    """
+
+    taps: Float[Array, "taps K mixed"]
+    decay_rate: Float[Array, " N"]
+    step_bias: Float[Array, " N"]
+    skip: Float[Array, " N"]
+    bias: Float[Array, "K mixed"]
+    steps: tuple[float, float]

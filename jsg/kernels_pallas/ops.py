@@ -35,6 +35,7 @@ from jsg.kernels_pallas.inputs import (
     Panels,
     Pieces,
     PieceTiles,
+    ScanWeights,
     Scoring,
     StateCache,
 )
@@ -216,7 +217,7 @@ def latent_attention(
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
     *,
@@ -235,14 +236,15 @@ def gated_delta(
         joint: For each key head its query and key [Dk each], the values of its G heads [Dv each], and as many gates of
             the output, unless these are apart. Head n belongs to key head n // G.
         raw_gates: For each key head what its heads say of their strengths, then of their decays unless these are apart.
-        weights: The parameters.
+        weights: The parameters. With `ScanWeights` it is a selective scan: queries and keys keep their lengths, gates
+            are what heads say of their steps, and the output is float32, neither normed nor gated.
         cache: The layer's states, changed in place if donated.
         pieces: Which tokens belong to which states.
         apart: Decays for each number of a key, and gates of the output; None if both are where the others are.
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
         tiles: How pieces are cut for an implementation that computes the tokens of a tile together, "triton". Results
             then depend on how a request is cut, in their last bits. None to compute token after token, as is done with
-            `apart` and in float32 anyway.
+            `apart`, `ScanWeights`, and in float32 anyway.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -251,24 +253,28 @@ def gated_delta(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
-    given = (joint, raw_gates, weights, cache, pieces, apart)
+    given, kept = (joint, raw_gates), (cache, pieces)
     match implementation or best_implementation():
         case "triton":
             from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
             with _falling_back("gated_delta", "triton", implementation):
-                if tiles is not None and apart is None and joint.dtype != jnp.float32:
-                    return delta_tiles.gated_delta(*given[:-1], tiles, interpret=_interprets())
-                return delta_recurrent.gated_delta(*given, has_one_token=has_one_token, interpret=_interprets())
+                if tiles is not None and delta_tiles.takes(joint, weights, cache, apart):
+                    return delta_tiles.gated_delta(*given, weights, *kept, tiles, interpret=_interprets())
+                return delta_recurrent.gated_delta(
+                    *given, weights, *kept, apart, has_one_token=has_one_token, interpret=_interprets()
+                )
         case "native":
-            from jsg.kernels_pallas.native import delta
+            from jsg.kernels_pallas.native import delta, scan
 
             with _falling_back("gated_delta", "native", implementation):
-                return delta.gated_delta(*given)
+                if isinstance(weights, ScanWeights):
+                    return scan.selective_scan(*given, weights, *kept)
+                return delta.gated_delta(*given, weights, *kept, apart)
         case _:
             pass
-    out, cache = reference_delta.gated_delta(*given)
-    return out.astype(joint.dtype), cache
+    out, cache = reference_delta.gated_delta(*given, weights, *kept, apart)
+    return out if isinstance(weights, ScanWeights) else out.astype(joint.dtype), cache
 
 
 def short_convolution(

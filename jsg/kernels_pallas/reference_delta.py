@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, ScanWeights, StateCache
 from jsg.kernels_pallas.reference_convolution import convolve, last_inputs
 from jsg.kernels_pallas.tile import QUERY_TILE
 
@@ -35,7 +35,7 @@ class Gates(NamedTuple):
 def gated_delta(
     joint: Float[Array, "T K joint"],
     raw_gates: Float[Array, "T K gates"],
-    weights: DeltaWeights,
+    weights: DeltaWeights | ScanWeights,
     cache: StateCache,
     pieces: Pieces,
     apart: GatesApart | None = None,
@@ -44,15 +44,34 @@ def gated_delta(
     values, keys = cache.states.shape[2:]
     group = cache.states.shape[1] // joint.shape[1]
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
-    convolved = jax.nn.silu(convolve(mixed, weights.taps, cache.inputs, pieces))
-    query, key, value = jnp.split(convolved, [keys, 2 * keys], axis=-1)
-    query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
+    query, key, value = jnp.split(convolved(mixed, weights, cache, pieces), [keys, 2 * keys], axis=-1)
     value = value.reshape(len(joint), -1, values)
+    if isinstance(weights, ScanWeights):
+        query, key = (jnp.repeat(x, group, axis=1) for x in (query, key))
+        of_tokens = steps(raw_gates, weights)
+        out, states = recurrent(query, key, value, of_tokens, cache.states, pieces, skip=weights.skip)
+        return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+    query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
     out, states = recurrent(query, key, value, gates(raw_gates, weights, apart), cache.states, pieces)
     out *= lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps) * weights.norm.astype(jnp.float32)
     gate, activation = (gate, jax.nn.silu) if apart is None else (apart.output, jax.nn.sigmoid)
     out *= activation(gate.astype(jnp.float32)).reshape(out.shape)
     return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+
+
+def convolved(
+    mixed: Float[Array, "T K mixed"], weights: DeltaWeights | ScanWeights, cache: StateCache, pieces: Pieces
+) -> Float[Array, "T K mixed"]:
+    """The queries, keys and values as the convolution makes them."""
+    made = convolve(mixed, weights.taps, cache.inputs, pieces)
+    return jax.nn.silu(made + weights.bias.astype(jnp.float32) if isinstance(weights, ScanWeights) else made)
+
+
+def steps(raw: Float[Array, "T K G"], weights: ScanWeights) -> Gates:
+    """The decays of all heads, and how much of a value each writes."""
+    size = jax.nn.softplus(raw.astype(jnp.float32).reshape(len(raw), -1) + weights.step_bias)
+    size = jnp.clip(size, *weights.steps)
+    return Gates(jnp.exp(-jnp.exp(weights.decay_rate) * size), size)
 
 
 def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
@@ -93,8 +112,13 @@ def recurrent(
     gates: Gates,
     states: Float[Array, "slots N Dv Dk"],
     pieces: Pieces,
+    *,
+    skip: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "T N Dv"], Float[Array, "slots N Dv Dk"]]:
-    """The outputs of all tokens, zero for those in no piece, and the states, piece after piece."""
+    """The outputs of all tokens, zero for those in no piece, and the states, piece after piece.
+
+    With `skip`, which multiplies a token's value in its own output, values are written as they are.
+    """
 
     def one_piece(
         index: Int[Array, ""], carry: tuple[Float[Array, "T N Dv"], Float[Array, "slots N Dv Dk"]]
@@ -109,8 +133,10 @@ def recurrent(
         ) -> tuple[Float[Array, "N Dv Dk"], Float[Array, "T N Dv"]]:
             state, out = carry
             is_known = (token == start) & (pieces.is_known[index] > 0)
-            state = _updated(state, key[token], value[token], Gates(*(x[token] for x in gates)), is_known)
+            state = _updated(state, key[token], value[token], Gates(*(x[token] for x in gates)), is_known, skip is None)
             made = jnp.sum(state * query[token][:, None], axis=-1)
+            if skip is not None:
+                made += skip[:, None] * value[token]
             return state, lax.dynamic_update_index_in_dim(out, made, token, 0)
 
         state, out = lax.fori_loop(start, start + pieces.lens[index], one_token, (state, out))
@@ -127,8 +153,10 @@ def _updated(
     value: Float[Array, "N Dv"],
     gates: Gates,
     is_known: Bool[Array, ""],
+    has_delta: bool,
 ) -> Float[Array, "N Dv Dk"]:
     """The state after a token, which it may have already. Products and sums only: there is no choice of a matmul."""
     decayed = state * gates.decay.reshape(len(state), 1, -1)
-    difference = (value - jnp.sum(decayed * key[:, None], axis=-1)) * gates.strength[:, None]
+    seen = jnp.sum(decayed * key[:, None], axis=-1) if has_delta else 0
+    difference = (value - seen) * gates.strength[:, None]
     return jnp.where(is_known, state, decayed + difference[..., None] * key[:, None])

@@ -20,6 +20,8 @@ from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import rotate
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKeyNormSpec
+from jsg.models.convolution import GatedConvolution
+from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta import DeltaAttention
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.experts import ExpertsBeside, SparseFeedForward
@@ -29,6 +31,8 @@ from jsg.models.latent import LatentAttention
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layer_inputs import LayerInput, LayerInputs
 from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
+from jsg.models.mamba import Mamba
+from jsg.models.mamba_spec import MambaSpec
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, grown, rotation
 from jsg.models.spec import LayerSpec, Mixer, ModelSpec
@@ -154,12 +158,16 @@ class NormsOverHeads(nnx.Module):
 
 def _mixer(
     spec: Mixer, prefix: str, width: int, dtype: jax.typing.DTypeLike
-) -> Attention | LatentAttention | DeltaAttention:
+) -> Attention | LatentAttention | DeltaAttention | Mamba | GatedConvolution:
     match spec:
         case LatentSpec():
             return LatentAttention(spec, prefix, width, dtype)
         case DeltaSpec():
             return DeltaAttention(spec, prefix, width, dtype)
+        case MambaSpec():
+            return Mamba(spec, prefix, width, dtype)
+        case ConvolutionSpec():
+            return GatedConvolution(spec, prefix, width, dtype)
         case _:
             return Attention(spec, prefix, width, dtype)
 

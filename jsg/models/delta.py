@@ -10,12 +10,12 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.inputs import DeltaWeights, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, StateCache
 from jsg.models.block_spec import NormSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.inputs import ForwardInputs, LayerArrays
 from jsg.models.layers import Linear, RMSNorm, parameter
-from jsg.models.origin import Origin, Part, Source
+from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation
 
 
@@ -23,12 +23,13 @@ class DeltaAttention(nnx.Module):
     """The gated delta rule over the states of one layer."""
 
     def __init__(self, spec: DeltaSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
-        name, heads, values = f"{prefix}.linear_attn", spec.key_heads, spec.heads * spec.value_dim
-        keys = heads * spec.key_dim
+        name, heads, values = f"{prefix}.{spec.module}", spec.key_heads, spec.heads * spec.value_dim
+        keys, rank = heads * spec.key_dim, spec.gate_rank
         self.spec = spec
-        of_kinds = (keys, keys, values, values) if len(spec.projections) > 1 else (2 * (keys + values),)
+        each = (keys, keys, values, values)
+        of_kinds = each[: len(spec.projections)] if len(spec.projections) > 1 else (sum(each),)
         self.joint = Linear(
-            tuple(f"{prefix}.{projection}" for projection in spec.projections),
+            tuple(f"{name}.{projection}" for projection in spec.projections),
             width,
             (heads, sum(of_kinds) // heads),
             dtype,
@@ -36,32 +37,52 @@ class DeltaAttention(nnx.Module):
             join_axis=1,
             split_axis=1,
         )
-        gates = tuple(f"{prefix}.{gate}" for gate in spec.gates)
-        self.gates = Linear(gates, width, (heads, 2 * spec.heads // heads), dtype, join_axis=1, split_axis=1)
-        rows, stored = (0, keys, 2 * keys), (spec.mixed, 1, spec.taps)
-        sources = tuple(
-            Source(f"{name}.conv1d.weight", (length, 1, spec.taps), part=Part(stored, first=first))
-            for first, length in zip(rows, (keys, keys, values), strict=True)
-        )
+        gates, num_gates = tuple(f"{name}.{gate}" for gate in spec.gates), spec.heads * (1 if rank else 2)
+        self.gates = Linear(gates, width, (heads, num_gates // heads), dtype, join_axis=1, split_axis=1)
+        convolutions = [f"{name}.{convolution}.weight" for convolution in spec.convolutions]
+        sources = side_by_side(convolutions, each[:3], (1, spec.taps), (1,) * 3, (None,) * 3)
         taps = Origin(sources, join_axis=2, transposed=True, split_axis=1)
         self.taps = parameter((spec.taps, heads, spec.mixed // heads), dtype, taps)
 
-        def of_heads(tensor: str) -> nnx.Param:
-            origin = Origin((Source(f"{name}.{tensor}", (spec.heads,)),), split_axis=0)
-            return parameter((spec.heads,), jnp.float32, origin)
+        def of_heads(tensor: str, stored: tuple[int, ...], shape: tuple[int, ...], axis: int = 0) -> nnx.Param:
+            return parameter(shape, jnp.float32, Origin((Source(f"{name}.{tensor}", stored),), split_axis=axis))
 
-        self.decay_rate, self.decay_bias = of_heads("A_log"), of_heads("dt_bias")
-        self.norm = RMSNorm(NormSpec(name="norm", eps=spec.eps), f"{name}.", spec.value_dim, jnp.float32)
-        self.output = Linear((f"{name}.out_proj",), values, (width,), dtype, split_axis=0)
+        of_each = (spec.heads,)
+        if rank is None:
+            self.decay_rate, self.decay_bias = (of_heads(tensor, of_each, of_each) for tensor in ("A_log", "dt_bias"))
+        else:
+            stored = (1, 1, spec.heads, 1)
+            self.decay_rate = of_heads("A_log", stored, stored, axis=2)
+            self.decay_bias = of_heads("dt_bias", (spec.heads * spec.key_dim,), (spec.heads, spec.key_dim))
+        self.norm = RMSNorm(NormSpec(name=spec.norm, eps=spec.eps), f"{name}.", spec.value_dim, jnp.float32)
+        self.output = Linear((f"{name}.{spec.output}",), values, (width,), dtype, split_axis=0)
+        self.apart = _GatesApart(spec, rank, name, width, dtype) if rank else None
 
     def __call__(
         self, x: Float[Array, "T D"], inputs: ForwardInputs, turn: Rotation, cache: LayerArrays
     ) -> tuple[Float[Array, "T D"], LayerArrays]:
         """The outputs of the tokens, and the states after them. Positions turn nothing."""
         assert inputs.pieces is not None, "a step has its pieces"
-        of_heads = self.decay_rate[...], self.decay_bias[...]
-        weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps)
+        of_heads = self.decay_rate[...].reshape(-1), self.decay_bias[...]
+        weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps, self.spec.most)
+        apart = None if self.apart is None else self.apart(x)
         is_decode = inputs.attention.tile_rows.shape[0] == 0
         given = (self.joint(x), self.gates(x), weights, StateCache(*cache), inputs.pieces)
-        out, states = ops.gated_delta(*given, has_one_token=is_decode, tiles=inputs.piece_tiles)
+        out, states = ops.gated_delta(*given, apart=apart, has_one_token=is_decode, tiles=inputs.piece_tiles)
         return self.output(out.reshape(len(x), -1)), tuple(states)
+
+
+class _GatesApart(nnx.Module):
+    """What `GatesApart` has. It is made of few numbers of the residual stream, which each device has all of."""
+
+    def __init__(self, spec: DeltaSpec, rank: int, name: str, width: int, dtype: jax.typing.DTypeLike):
+        heads, group = spec.key_heads, spec.heads // spec.key_heads
+        self.ranks = Linear((f"{name}.f_a_proj", f"{name}.g_a_proj"), width, (2 * rank,), dtype)
+        self.decay, self.output = (
+            Linear((f"{name}.{gate}_b_proj",), rank, (heads, group * each), dtype, split_axis=1)
+            for gate, each in (("f", spec.key_dim), ("g", spec.value_dim))
+        )
+
+    def __call__(self, x: Float[Array, "T D"]) -> GatesApart:
+        decay, output = jnp.split(self.ranks(x), 2, axis=-1)
+        return GatesApart(self.decay(decay), self.output(output))

@@ -19,9 +19,16 @@ class DeltaSpec(StateMixer):
         value_dim: Width of a value.
         taps: How many tokens the convolution sees, with the newest.
         eps: What the norm of outputs adds to the mean square.
+        most: The greatest strength.
+        gate_rank: Width of what the decays of each number of a key, and the gates of the output, are made of: see
+            `GatesApart`. None if a head has one decay, and its gates are among the projections.
+        module: What the names of all its tensors begin with.
         projections: The tensors of the projections to queries, keys, values and gates of the output, without
             `.weight`: see `AttentionSpec.projections`. A single one has the rows of these for each key head.
         gates: Those of strengths and decays, likewise.
+        convolutions: Those of the taps of queries, keys and values, likewise.
+        norm: That of the norm of outputs.
+        output: That of the projection of outputs.
     """
 
     key_heads: int
@@ -30,8 +37,14 @@ class DeltaSpec(StateMixer):
     value_dim: int
     taps: int
     eps: float
+    most: float = 1.0
+    gate_rank: int | None = None
+    module: str = "linear_attn"
     projections: tuple[str, ...]
     gates: tuple[str, ...]
+    convolutions: tuple[str, ...] = ("conv1d",) * 3
+    norm: str = "norm"
+    output: str = "out_proj"
 
     @property
     def mixed(self) -> int:
@@ -46,7 +59,10 @@ class DeltaSpec(StateMixer):
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
-        return width * (self.mixed + 2 * self.heads * self.value_dim + 2 * self.heads)
+        values, keys = self.heads * self.value_dim, self.heads * self.key_dim
+        if self.gate_rank is None:
+            return width * (self.mixed + 2 * values + 2 * self.heads)
+        return width * (self.mixed + values + self.heads + 2 * self.gate_rank) + self.gate_rank * (keys + values)
 
     def over_devices(self, count: int) -> "DeltaSpec":
         """The same for several devices, which share out the key heads."""

@@ -26,9 +26,9 @@ from jsg.models.spec import LayerSpec, Mixer, ModelSpec
 from jsg.models.without_effect import refuse_unknown
 
 CAUSAL_RULE = "be true, for a token sees only those before it"
-NOT_CACHED = (
-    "some layers keep a state of each request, which is not cached yet: each prompt is computed whole, and text that a "
-    "grammar forces is computed token by token"
+STATES_NOTE = (
+    "some layers keep a state of each request: a cached prefix is of use where one was kept, and text that a grammar "
+    "forces is computed token by token"
 )
 
 _Block = FeedForwardSpec | ExpertsSpec
@@ -104,16 +104,17 @@ class Family:
         config.require(is_causal is True, "is_causal", CAUSAL_RULE, is_causal)
         refuse_unknown(config, {*self.defaults, *self.only, *self.aliases, *self.ignored}, self.architecture)
         renamed = {name: config.get(alias) for alias, name in self.aliases.items() if config.get(alias) is not None}
+        nulls = {name: None for alias, name in self.aliases.items() if config.over({alias: 0}).get(alias) is None}
         own_code = config.section("auto_map")
         if own_code and any(name.startswith("AutoModel") for name in own_code.names()):
             config.notes.append(
                 f"{self.architecture} is computed as in transformers; auto_map's Python code is never run"
             )
         require_values(config, self.only)
-        config = config.over(self.defaults).under(renamed)
+        config = config.over({**self.defaults, **nulls}).under(renamed)
         model = self.model(config, self._plain_model(config))
         if model.state_shapes:
-            config.notes.append(NOT_CACHED)
+            config.notes.append(STATES_NOTE)
         return dataclasses.replace(model, notes=tuple(dict.fromkeys(config.notes)))
 
     def _plain_model(self, config: Fields) -> ModelSpec:

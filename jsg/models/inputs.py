@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import AttentionInputs, Pieces, PieceTiles
 
-LayerArrays = tuple[Float[Array, "_ _ _ _"], ...]
+LayerArrays = tuple[Float[Array, "_ _ _ ..."], ...]
 """What one layer keeps: its part of the KV pool, or the states of all slots."""
 
 

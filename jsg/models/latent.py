@@ -77,15 +77,17 @@ class LatentAttention(nnx.Module):
             source = self.query_norm(source)
         plain, turned = jnp.split(self.queries(source), [spec.plain_dim], axis=-1)
         latent, key = jnp.split(read, [spec.rank], axis=-1)
-        key = rotate(key[:, None], turn.cos, turn.sin)
-        row = jnp.concatenate([self.norm(latent)[:, None], key], axis=-1)
+        row = jnp.concatenate([self.norm(latent)[:, None], self._turned(key[:, None], turn)], axis=-1)
         cache = ops.write_latents(cache, inputs.slots, row)
         moved = _each_head("tnp,npr->tnr", plain, self.to_keys[...])
-        queries = jnp.concatenate([moved, rotate(turned, turn.cos, turn.sin)], axis=-1)
+        queries = jnp.concatenate([moved, self._turned(turned, turn)], axis=-1)
         queries = grown(queries, inputs.positions, spec.query_scale)
         gathered = ops.latent_attention(queries, cache, inputs.attention, scale=spec.scale, value_dim=spec.rank)
         values = _each_head("tnr,nvr->tnv", gathered, self.to_values[...])
         return self.output(values.reshape(len(x), -1)), cache
+
+    def _turned(self, x: Float[Array, "T N H"], turn: Rotation) -> Float[Array, "T N H"]:
+        return x if self.spec.rope is None else rotate(x, turn.cos, turn.sin)
 
 
 def _of_heads(name: str, spec: LatentSpec, first: int, rows: int, dtype: jax.typing.DTypeLike) -> nnx.Param:
@@ -98,7 +100,7 @@ def _of_heads(name: str, spec: LatentSpec, first: int, rows: int, dtype: jax.typ
 
 def _order(spec: LatentSpec, before: int) -> tuple[int, ...] | None:
     """The order of rows of a head whose last `rope_dim` numbers are turned."""
-    order = spec.rope.row_order(spec.rope_dim)
+    order = None if spec.rope is None else spec.rope.row_order(spec.rope_dim)
     return None if order is None else (*range(before), *(before + row for row in order))
 
 

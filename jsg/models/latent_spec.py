@@ -21,7 +21,7 @@ class LatentSpec:
         rope_dim: Width of the part with rope.
         value_dim: Width of a value.
         scale: Multiplies queries · keys.
-        rope: How positions turn the parts with rope.
+        rope: How positions turn the parts with rope; None for not at all.
         query_scale: What multiplies queries by their position; None for nothing.
         has_bias: The projections of the residual stream to ranks, and the one after attention, have biases.
         query_norm: The norm of what queries are made of.
@@ -36,7 +36,7 @@ class LatentSpec:
     rope_dim: int
     value_dim: int
     scale: float
-    rope: RopeSpec
+    rope: RopeSpec | None
     query_scale: QueryScaleSpec | None = None
     has_bias: bool = False
     query_norm: NormSpec

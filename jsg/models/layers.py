@@ -83,7 +83,7 @@ class Linear(nnx.Module):
 
     def __init__(
         self,
-        names: tuple[str, ...],
+        names: tuple[str, ...] | tuple[Source, ...],
         in_dim: int,
         out_shape: tuple[int, ...],
         dtype: jax.typing.DTypeLike,
@@ -99,7 +99,7 @@ class Linear(nnx.Module):
 
         Args:
             names: Projections of the checkpoint; `.weight` and `.bias` are appended. Those of one name stand one after
-                another in one tensor.
+                another in one tensor. Or the rows of tensors that they are, without biases.
             in_dim: Width of the input.
             out_shape: Shape of the output per token.
             dtype: Type of the parameters.
@@ -114,7 +114,8 @@ class Linear(nnx.Module):
         if out_dims is None:
             out_dims = (math.prod(out_shape) // len(names),) * len(names)
         each = out_repeats or (1,) * len(names), out_orders or (None,) * len(names)
-        weights = side_by_side([f"{name}.weight" for name in names], out_dims, (in_dim,), *each)
+        weights = tuple(rows for rows in names if isinstance(rows, Source))
+        weights = weights or side_by_side([f"{name}.weight" for name in names], out_dims, (in_dim,), *each)
         origin = Origin(weights, join_axis + 1, transposed=True, split_axis=split_axis)
         self.is_split_input = split_axis == 0
         self.out_shape = out_shape

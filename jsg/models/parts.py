@@ -29,8 +29,11 @@ MAX_LAYERS = 1024
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 4096
 MAX_EXPERTS = 1024
+MAX_TAPS = 16
 FULL, SLIDING = LAYER_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers: a token sees all positions before it, or those of a window."""
+LINEAR = "linear_attention"
+"""Layers that keep a state of each request."""
 
 
 def num_layers(config: Fields) -> int:
@@ -78,6 +81,7 @@ def read_heads(
     output_bias: str | bool = False,
     scale: str | None = None,
     qk_norm: Mapping[str, Any] | None = None,
+    eps_field: str = "rms_norm_eps",
     **own: Any,
 ) -> AttentionSpec:
     """Attention without rope.
@@ -89,6 +93,7 @@ def read_heads(
         output_bias: The same of the projection after attention.
         scale: The field that has the scale; None for 1/√head_dim.
         qk_norm: How queries and keys are normed: fields of `QueryKeyNormSpec`. None for not at all.
+        eps_field: The field with what these norms add to the mean square.
         **own: Other fields of `AttentionSpec`.
     """
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MAX_HEADS)
@@ -103,7 +108,7 @@ def read_heads(
         head_dim=head_dim,
         scale=head_dim**-0.5 if scale is None else config.number(scale),
         rope=None,
-        qk_norm=None if qk_norm is None else QueryKeyNormSpec(eps=read_eps(config), **qk_norm),
+        qk_norm=None if qk_norm is None else QueryKeyNormSpec(eps=read_eps(config, eps_field), **qk_norm),
         qkv_bias=has_bias or is_on(config, qkv_bias),
         output_bias=has_bias or is_on(config, output_bias),
     )

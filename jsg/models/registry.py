@@ -20,7 +20,11 @@ from jsg.models.families import (
     gpt_oss,
     granite,
     granitemoe,
+    granitemoehybrid,
     hunyuan_v1_dense,
+    kimi_linear,
+    lfm2,
+    lfm2_moe,
     llama,
     llama4,
     llava,
@@ -81,6 +85,7 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": phi3.FAMILY,
     "Glm4ForCausalLM": glm4.FAMILY,
     "GraniteMoeForCausalLM": granitemoe.FAMILY,
+    "GraniteMoeHybridForCausalLM": granitemoehybrid.FAMILY,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "DeepseekV2ForCausalLM": deepseek_v2.FAMILY,
     "DeepseekV3ForCausalLM": deepseek_v3.FAMILY,
@@ -90,6 +95,9 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe.FAMILY,
     "Ernie4_5ForCausalLM": ernie4_5.FAMILY,
     "Cohere2ForCausalLM": cohere2.FAMILY,
+    "Lfm2ForCausalLM": lfm2.FAMILY,
+    "Lfm2MoeForCausalLM": lfm2_moe.FAMILY,
+    "KimiLinearForCausalLM": kimi_linear.FAMILY,
 }
 """Architecture → how its files are read."""
 
@@ -114,6 +122,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "Qwen3_5ForConditionalGeneration": qwen3_5.WRAPPER,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.WRAPPER,
     "Llama4ForConditionalGeneration": llama4.WRAPPER,
+    "Lfm2VlForConditionalGeneration": lfm2.WRAPPER,
 }
 """Architecture of a model around one of these → how its files are read."""
 

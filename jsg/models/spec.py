@@ -24,8 +24,10 @@ from jsg.models.block_spec import (
     StateShape,
     require_divisor,
 )
+from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.mamba_spec import MambaSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
 
@@ -52,11 +54,13 @@ class TensorNames:
         return re.fullmatch(self.unread, name) is not None
 
 
-Mixer = AttentionSpec | LatentSpec | DeltaSpec
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec
 """What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
 `state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
 
-CAUSAL_NAMES = TensorNames(prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.")})
+CAUSAL_NAMES = TensorNames(
+    prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
+)
 """Those of a text model. One that was saved without its head lacks the part around the layers, too."""
 
 

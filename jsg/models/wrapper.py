@@ -49,10 +49,11 @@ class Wrapper:
         text = whole.section("text_config") or Fields("config.json: text_config", self.text_half, whole.notes)
         is_causal = whole.over({"is_causal": True}).get("is_causal")
         whole.require(is_causal is True, "is_causal", CAUSAL_RULE, is_causal)
-        is_tied = whole.flag("tie_word_embeddings", default=self.is_tied)
+        is_tied = whole.flag("tie_embedding", default=whole.flag("tie_word_embeddings", default=self.is_tied))
         is_tied = is_tied or text.flag("tie_word_embeddings", default=False)
         # Hugging Face's order: the whole file decides these tokens, else the text half, else the family.
         names = ("bos_token_id", "eos_token_id")
         tokens = {name: list(whole.token_ids(name)) for name in names if whole.get(name) is not None}
         model_type = text.text("model_type", default=self.text_type)
-        return text.under({"model_type": model_type, "tie_word_embeddings": is_tied, **tokens})
+        tied = {"tie_word_embeddings": is_tied, "tie_embedding": None}
+        return text.under({"model_type": model_type, **tied, **tokens})

@@ -17,6 +17,7 @@ from jsg.processing.stop_strings import MakeFinder, find_stops
 from jsg.processing.thoughts import Thoughts
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
+from jsg.token_scores import GrowingScores
 from jsg.types import (
     CacheReport,
     ConstraintReport,
@@ -55,7 +56,7 @@ class Prompt:
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined, media, post: As in `Request`.
+            return_cache_info, hold, position_jumps, joined, media, post, snapshot_at: As in `Request`.
     """
 
     rid: str
@@ -81,6 +82,7 @@ class Prompt:
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()
     post: str = ""
+    snapshot_at: tuple[int, ...] = ()
 
     def check_task(self, embedder: Embedder | None) -> None:
         """Raises RequestError where the model generates and the prompt wants a vector, or the other way round."""
@@ -109,6 +111,7 @@ class Prompt:
         """
         samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
         first = Request(rid=self.rid, sampling=samplings[0], **{name: getattr(self, name) for name in _OF_REQUEST})
+        first = altered(first, snapshot_at=_branch_points(first, len(samplings)))
         if len(samplings) == 1:
             return [first]
         return [altered(first, rid=f"{self.rid}_{index}", sampling=each) for index, each in enumerate(samplings)]
@@ -137,6 +140,20 @@ _OF_REQUEST = tuple(
     if field.name in {known.name for known in dataclasses.fields(Request)} - {"rid", "sampling"}
 )
 """The fields that the requests for all answers to a prompt have in common."""
+
+
+def _branch_points(request: Request, num_answers: int) -> tuple[int, ...]:
+    """Its `snapshot_at`, and where it parts from other requests that are likely to come with it or after it.
+
+    Several answers go on from the prompt's end, and so does what follows a request that only fills the cache. Scored
+    prompts have in common what comes before the token that the first scored one is predicted from.
+    """
+    points = set(request.snapshot_at)
+    if request.wants_prompt_logprobs:
+        points.add(request.logprob_start_len - 1)
+    elif num_answers > 1 or not (request.sampling.max_new_tokens or request.hold):
+        points.add(len(request.input_ids))
+    return tuple(sorted(point for point in points if point > 0))
 
 
 def asked(
@@ -242,8 +259,8 @@ class Answer:
         stops = stops if calls is None else CallStops(stop, calls, patterns)
         self.request = request
         self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.scores: list[TokenLogprob] = []
+        self.logprobs = GrowingScores()
+        self.scores = self.logprobs if thoughts is None else GrowingScores()
         self.prompt_logprobs: Sequence[TokenLogprob] = ()
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
@@ -316,7 +333,8 @@ class Answer:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         times.queue_s = max(times.queue_s, output.queue_s)
         self.logprobs += delta.logprobs
-        self.scores += delta.scores
+        if self.scores is not self.logprobs:
+            self.scores += delta.scores
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
         self.vector = output.vector or self.vector

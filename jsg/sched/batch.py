@@ -44,6 +44,8 @@ class BatchEntry:
             of logits, from which the next token is sampled.
         is_forced: Whether the drafts are taken whatever is sampled in their places.
         is_known: Whether a step has run the first new token before, so that the state of the request has it.
+        state_source: The slot in which the step reads the state of the request.
+        state_slot: The slot in which it writes it.
         vision_ids: int32, the ids that the model reads in place of the new tokens. Ids from the vocabulary's size on
             are rows of the vision pool. None if no new token belongs to an image.
     """
@@ -60,17 +62,14 @@ class BatchEntry:
     num_drafts: int = 0
     is_forced: bool = False
     is_known: bool = False
+    state_source: int = 0
+    state_slot: int = 0
     vision_ids: np.ndarray | None = None
 
     @property
     def num_rows(self) -> int:
         """Rows of logits."""
         return self.num_drafts + 1
-
-    @property
-    def state_slot(self) -> int:
-        """Where the state of the request is."""
-        return self.place.state_slot
 
     @property
     def drafts(self) -> list[int]:

@@ -21,7 +21,6 @@ class SchedulerConfig:
     """What the scheduler must know of the model and of the options. Lengths are in tokens.
 
     Attributes:
-        has_states: Whether some layer keeps a state of each request in place of keys and values.
         embeds: Whether requests ask for the vector of their prompt, with one new token that nobody reads.
         vision: The shape of the vision pool; None if the model takes text only.
     """
@@ -38,7 +37,6 @@ class SchedulerConfig:
     max_bypass_tokens: int = 16_384
     max_queued: int = 10_000
     max_holds: int = MAX_HOLDS
-    has_states: bool = False
     embeds: bool = False
     vision: VisionShape | None = None
 

@@ -46,7 +46,7 @@ class Lifecycle:
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
         sizes = (config.max_running, config.context_length, config.vocab_size)
         order = make_order(config.policy, config.seed, cache)
-        self.table = RequestTable(*sizes, allocator, cache, config.vision, has_states=config.has_states)
+        self.table = RequestTable(*sizes, allocator, cache, config.vision)
         self.totals = SchedulerTotals()
         self.waiting = WaitingQueue(order, cache)
         self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=order.is_whole)
@@ -104,7 +104,8 @@ class Lifecycle:
             self.joins.note_admission(running, place)
         elif running.admission is None:
             report = self.table.explain(running, place) if running.request.return_cache_info else None
-            self._note_first(running, FirstAdmission(place.num_dispatched, now_s - running.arrived_s, report))
+            num_cached = min(place.num_dispatched, running.match_limit)  # beyond it a token runs again
+            self._note_first(running, FirstAdmission(num_cached, now_s - running.arrived_s, report))
 
     def admit_joined(self, whole: RunningRequest, now_s: float) -> Placement:
         """Lets a joined request run whose branches are computed, in a row with their pages. The branches end.
@@ -208,7 +209,10 @@ class Lifecycle:
         """
         place = placement(running)
         if not distrusts and place.row not in self.table.copies:
-            self.table.share(running, place, min(place.num_dispatched, running.num_known - 1))
+            most = running.num_known if self.table.has_states else running.num_known - 1
+            self.table.share(running, place, min(place.num_dispatched, most))
+            if running.request.turn_end in (0, running.num_prompt) or not running.num_output:
+                self.table.snapshot(place, is_last=True)
         self.table.release(place, distrusts=distrusts)
 
     def _stop(self, running: RunningRequest) -> None:

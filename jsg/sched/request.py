@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jsg.cache.radix import PrefixLock
+from jsg.cache.states import State
 from jsg.cache.watch import Watch
 from jsg.media import MIN_TOKENS
 from jsg.sched.positions import Layout, cached_shifts
@@ -84,7 +85,11 @@ class Placement:
         first_page: The page of the row with which its path in the tree begins. For a joined request it is the first
             page that is not one of `before`.
         seen_from: For each group of layers with a window, the first page of the row that counts as in its window.
-        state_slot: Where its state is; 0 for a model without states.
+        state_slot: Where the next step writes its state; 0 for a model without states.
+        state_source: Where that step reads it.
+        state_above: The last state of a prefix that it has made or gone on from.
+        points: After how many of its tokens its state is kept for other requests, in ascending order, and whether these
+            are known to branch there.
     """
 
     row: int
@@ -98,6 +103,9 @@ class Placement:
     first_page: int = 0
     seen_from: list[int] = dataclasses.field(default_factory=list)
     state_slot: int = 0
+    state_source: int = 0
+    state_above: State | None = None
+    points: dict[int, bool] = dataclasses.field(default_factory=dict)
 
     @property
     def leading_lock(self) -> PrefixLock:

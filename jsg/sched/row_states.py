@@ -1,11 +1,13 @@
 """What rows have of further kinds of state (`jsg/cache/kinds.py`), beside their pages."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, final
 
 import numpy as np
 
 from jsg.cache.kinds import PrefixMatch
+from jsg.cache.states import State, StateSlots
 from jsg.cache.windows import WindowGroup
 from jsg.sched.request import Placement
 
@@ -20,6 +22,15 @@ class RowStates(Protocol):
         """
         ...
 
+    def snapshot(self, place: Placement, *, is_last: bool) -> None:
+        """Keeps, if there is room, what goes on after the last token that is dispatched, which ends a cached page.
+
+        Args:
+            place: The row.
+            is_last: Whether the row is released next. Otherwise the step that is planned runs the token.
+        """
+        ...
+
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """Gives up what rows no longer read, before a step is planned that may take `num_next` units at most."""
         ...
@@ -31,8 +42,8 @@ class RowStates(Protocol):
         """
         ...
 
-    def release(self, place: Placement) -> None:
-        """Gives back what a row has. What it has cached is in the tree already."""
+    def release(self, place: Placement, *, distrusts: bool = False) -> None:
+        """Gives back what a row has. What it has cached is in the tree already; with `distrusts` it may be wrong."""
         ...
 
     def check(self, *, is_idle: bool) -> None:
@@ -59,6 +70,9 @@ class WindowRows:
         for group, first in zip(self._groups, firsts, strict=True):
             group.use(match.pages[first:])
         place.seen_from = [place.first_page + first for first in firsts]
+
+    def snapshot(self, place: Placement, *, is_last: bool) -> None:
+        """See `RowStates`. Pages keep their parts anyway."""
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """See `RowStates`. Other pages can get the parts behind the windows.
@@ -91,7 +105,7 @@ class WindowRows:
 
         return drop
 
-    def release(self, place: Placement) -> None:
+    def release(self, place: Placement, *, distrusts: bool = False) -> None:
         """See `RowStates`."""
         row = self._pages[place.row, : place.num_tree_pages]
         for group, first in self._seen(place):
@@ -105,3 +119,103 @@ class WindowRows:
     def _seen(self, place: Placement) -> Iterable[tuple[WindowGroup, int]]:
         """Each group with the first page that counts as in the window of a row."""
         return zip(self._groups, place.seen_from, strict=True)
+
+
+@final
+class StateRows:
+    """In which slots the rows have their states, and which states of prefixes they go on from.
+
+    A step reads the state of a row in its `Placement.state_source` and writes it to its `Placement.state_slot`. These
+    differ in the first step after a state of a prefix, which no step writes any more.
+
+    Args:
+        slots: The slots.
+        pages: The pages of rows (see `RequestTable`).
+        page_size: Tokens in a page.
+    """
+
+    def __init__(self, slots: StateSlots, pages: np.ndarray, page_size: int):
+        self._slots = slots
+        self._pages = pages
+        self._page_size = page_size
+        self._reading: dict[int, Placement] = {}
+        self._made: dict[int, list[State]] = {}
+        self._left: list[State] = []
+
+    def admit(self, place: Placement, match: PrefixMatch) -> None:
+        """See `RowStates`."""
+        place.state_source = place.state_slot = self._slots.take()
+        self._made[place.row] = []
+        if place.num_dispatched:
+            state = self._slots.find(self._last_page(place))
+            assert state is not None and state.num_tokens == match.num_tokens, "a row goes on where there is a state"
+            self._read(place, state)
+
+    def _last_page(self, place: Placement) -> int:
+        """The page that ends with the last dispatched token."""
+        return int(self._pages[place.row, place.num_dispatched // self._page_size - 1])
+
+    def _read(self, place: Placement, state: State) -> None:
+        """Lets the next step of a row read the state of a prefix, which stays so long."""
+        self._slots.use(state)
+        place.state_above, place.state_source = state, state.slot
+        self._reading[place.row] = place
+
+    def _end_reading(self, place: Placement) -> State | None:
+        """Lets the row read its own slot. Returns the state that it has read until now."""
+        place.state_source = place.state_slot
+        if self._reading.pop(place.row, None) is None:
+            return None
+        state = place.state_above
+        assert state is not None
+        if state.num_tokens < place.num_dispatched and state not in self._made[place.row]:
+            state.num_uses += 1
+        return state
+
+    def snapshot(self, place: Placement, *, is_last: bool) -> None:
+        """See `RowStates`."""
+        page, above, made = self._last_page(place), place.state_above, self._made[place.row]
+        is_branch = place.points.get(place.num_dispatched, False)
+        is_spare = not is_last and place.num_dispatched not in place.points
+        if (there := self._slots.find(page)) is not None:
+            self._slots.note(there, is_branch=is_branch, is_spare=is_spare)
+        elif above is None or above.num_tokens < place.num_dispatched:  # otherwise the row has read a state only
+            state = State(place.state_slot, page, place.num_dispatched, above, is_branch=is_branch, is_covered=is_spare)
+            if self._slots.put(state, is_pending=not is_last):
+                self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
+                if (read := self._end_reading(place)) is not None:
+                    self._left.append(read)
+                place.state_slot = self._slots.take()
+                made.append(state)
+                self._read(place, state)
+
+    def move(self, places: Sequence[Placement], num_next: int) -> None:
+        """See `RowStates`. A step has read the states of prefixes from which rows have gone on."""
+        self._slots.begin_step()
+        for place in [*self._reading.values()]:
+            if place.state_above is not None and place.num_dispatched > place.state_above.num_tokens:
+                self._left += filter(None, [self._end_reading(place)])
+        for state in self._left:
+            self._slots.leave(state)
+        self._left.clear()
+
+    def keep(self, place: Placement, *, yields: bool) -> Callable[[], None]:
+        """See `RowStates`. There may be no state, because all that are kept are needed."""
+        state = self._slots.find(self._last_page(place)) if place.num_dispatched % self._page_size == 0 else None
+        if state is None or state.num_tokens != place.num_dispatched:
+            return lambda: None
+        self._slots.use(state, yields=yields)
+        return functools.partial(self._slots.leave, state, yields=yields)
+
+    def release(self, place: Placement, *, distrusts: bool = False) -> None:
+        """See `RowStates`."""
+        self._left += filter(None, [self._end_reading(place)])
+        made = self._made.pop(place.row)
+        if distrusts:
+            for state in made:
+                self._slots.forget(state)
+        self._slots.give(place.state_slot)
+
+    def check(self, *, is_idle: bool) -> None:
+        """See `RowStates`."""
+        self._slots.check(is_idle=is_idle and not self._left)

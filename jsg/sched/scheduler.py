@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.kinds import StateKind
+from jsg.cache.kinds import Units
 from jsg.cache.radix import RadixCache
 from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
@@ -25,7 +25,6 @@ from jsg.sched.drafts import add_drafts
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import Placement, RequestState, RunningRequest
-from jsg.sched.table import RequestTable, TreePages
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ class Scheduler:
         self.totals.num_expired += len(expired)
         return expired
 
-    def _end_holds(self, num_units: int, pool: RequestTable | TreePages | StateKind | None = None) -> bool:
+    def _end_holds(self, num_units: int, pool: Units | None = None) -> bool:
         """Ends holds, the oldest first, until so many pages or units of a kind of state are available.
 
         If even all are not enough, it ends none.
@@ -229,6 +228,8 @@ class Scheduler:
                 output_index=index,
                 from_device=place.device_has_last,
                 samples=True,
+                state_source=place.state_source,
+                state_slot=place.state_slot,
             )
             place.device_has_last = True
             entries.append(entry)
@@ -290,6 +291,8 @@ class Scheduler:
             place = self._requests.admit_joined(running, now_s)
         else:
             place = self.table.admit(running)
+            if place is None:
+                return False
             must_wait = self.table.vision.must_wait(running.request, place.num_dispatched)
             expected = self._expected_pages(running, place.num_dispatched)
             if must_wait or not self._have_room(expected) or not self._have_states(running, place):
@@ -298,7 +301,7 @@ class Scheduler:
             self._requests.admit(running, place, now_s)
         assert self._estimate.promised_pages is not None, "room was looked for"
         self._estimate.promised_pages += self._expected_pages(running, place.num_dispatched)
-        if place.num_dispatched == running.num_known:
+        if place.num_dispatched == running.num_known == running.match_limit:
             self._end_prompt(running)
         return True
 
@@ -346,7 +349,8 @@ class Scheduler:
             return 0
         start = min(place.num_dispatched, running.num_known - 1)
         num_again = place.num_dispatched - start  # a request that was put off has its pages already
-        wanted = min(running.num_known - start, budget)
+        point = next((end for end in place.points if end > place.num_dispatched), running.num_known)
+        wanted = min(max(point - start, num_again), budget)
         if (lacking := wanted - num_again - self.table.room(place)) > 0:
             self._end_holds(self.table.pages_for(lacking))
         num_new = self.table.vision.reserve(running, place, start, min(wanted, num_again + self.table.room(place)))
@@ -360,6 +364,8 @@ class Scheduler:
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0
         place.num_in_flight += samples
         self._requests.ledger.record(running.whole.arrival, num_new)
+        states = place.state_source, place.state_slot
+        self._snapshot(running, place)
         chunks.append(
             BatchEntry(
                 running,
@@ -371,10 +377,19 @@ class Scheduler:
                 samples=samples,
                 ends_prefill=not place.is_prefilling,
                 is_known=num_again > 0,
+                state_source=states[0],
+                state_slot=states[1],
                 vision_ids=self.table.vision.ids(running, start, num_new),
             )
         )
         return num_new
+
+    def _snapshot(self, running: RunningRequest, place: Placement) -> None:
+        """Keeps what others need to go on after the chunk that is planned. A hold is of no use without it."""
+        for kind in self._cache.kinds if running.request.hold and not place.is_prefilling else ():
+            if not kind.num_available:
+                self._end_holds(1, kind)
+        self.table.snapshot(place)
 
     # Results.
 

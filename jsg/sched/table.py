@@ -11,15 +11,17 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import GroupedAllocator, WindowGroup, windows_of
+from jsg.cache.windows import GroupedAllocator, WindowGroup, states_of, windows_of
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
-from jsg.sched.row_states import RowStates, WindowRows
+from jsg.sched.row_states import RowStates, StateRows, WindowRows
 from jsg.sched.vision_store import VisionShape, VisionStore
 from jsg.types import CacheReport, Request
 
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
+LEAST_AGAIN = 32
+"""A prefix that is cached so far beyond the last state of it gets a state at its end, since a second request has it."""
 COLUMNS_PER_NODE = 128
 """In the time that it takes to visit a node, so many columns of a row are copied for the device."""
 
@@ -50,7 +52,7 @@ class RequestTable:
     last dispatched position, are the row's own. The device has a copy of the table.
 
     Invariants: free + evictable + protected + uncached == total, in pages. Each further kind of state has such an
-    equation of its own (`StateKind`). With states of requests, free + running == total in slots.
+    equation of its own (`StateKind`).
 
     Attributes:
         words: The words by which the tree finds tokens whose positions are not their indices.
@@ -72,8 +74,6 @@ class RequestTable:
         allocator: PageAllocator,
         cache: RadixCache,
         vision: VisionShape | None = None,
-        *,
-        has_states: bool = False,
     ):
         self.words = PositionWords(vocab_size, cache)
         self.vision = VisionStore(vision, vocab_size)
@@ -84,12 +84,13 @@ class RequestTable:
         self.states: tuple[RowStates, ...] = ()
         if windows := windows_of(allocator):
             self.states += (WindowRows(windows, self.pages),)
+        if (slots := states_of(allocator)) is not None:
+            self.states += (StateRows(slots, self.pages, cache.page_size),)
         self.num_uncached_pages = 0
         self.num_kept = self._num_set_rows = 0
         self._allocator = allocator
         self._cache = cache
         self._free_rows = list(range(max_running, 0, -1))
-        self._states = PageAllocator(max_running + 1) if has_states else None
 
     @property
     def page_size(self) -> int:
@@ -99,7 +100,7 @@ class RequestTable:
     @property
     def has_states(self) -> bool:
         """Whether the model keeps a state of each request, in a slot of the request's placement."""
-        return self._states is not None
+        return states_of(self._allocator) is not None
 
     @property
     def windows(self) -> tuple[WindowGroup, ...]:
@@ -154,11 +155,17 @@ class RequestTable:
         """How many new tokens the row's last page and the available pages have room for."""
         return self.num_available * self.page_size + -place.num_dispatched % self.page_size
 
-    def admit(self, running: RunningRequest) -> Placement:
-        """Gives a request a row and locks its longest cached prefix. There must be a free row."""
-        assert running.watch is not None, "a request waits until it is admitted"
-        match = self._cache.match_watched(running.watch)
-        if (num_usable := self._num_usable(running, match)) < match.num_tokens:
+    def admit(self, running: RunningRequest) -> Placement | None:
+        """Gives a request a row and locks its longest cached prefix. There must be a free row.
+
+        Returns:
+            Where it runs; None if the step that is planned makes what it takes to use more of that prefix later.
+        """
+        match = self._match(running)
+        num_cached, num_usable = match.num_tokens, self._num_usable(running, match)
+        if self._num_usable(running, match, is_later=True) > num_usable:
+            return None
+        if num_usable < num_cached:
             match = self._cache.match(running.key[:num_usable], running.request.namespace)
         row = self._free_rows.pop()
         self.pages[row, : len(match.pages)] = match.pages
@@ -168,16 +175,45 @@ class RequestTable:
         place = Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
         for states in self.states:
             states.admit(place, match)
-        if self._states is not None:
-            slots = self._states.allocate(1)
-            assert slots is not None and not match.num_tokens, "there is a slot for each row, and no state is cached"
-            place.state_slot = int(slots[0])
+        if self.has_states:
+            place.points = self._points(running, num_usable, num_cached)
         return place
 
-    def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
-        """How many tokens of a cached prefix a request can use."""
-        usable = match.num_tokens
-        while (fewer := self._cache.usable_len(match, running.trusted(usable, self.page_size))) < usable:
+    def _match(self, running: RunningRequest) -> PrefixMatch:
+        """The longest cached prefix of a waiting request.
+
+        A state that has its last token already can be read for it once more, where keys and values end before it.
+        """
+        assert running.watch is not None, "a request waits until it is admitted"
+        match = self._cache.match_watched(running.watch)
+        is_whole = match.num_tokens == running.match_limit == running.num_known - 1
+        if self.has_states and is_whole and self.page_size == 1 and not self.windows:  # they see one token more then
+            whole = self._cache.match(running.key[: running.num_known], running.request.namespace)
+            return whole if whole.num_tokens == running.num_known else match
+        return match
+
+    def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, bool]:
+        """See `Placement.points`, of a request that can use less than is cached of its prompt."""
+        request = running.request
+        points = {request.turn_end: False} | dict.fromkeys(request.snapshot_at, True)
+        if request.hold:
+            points[running.num_known] = True
+        if num_cached - num_usable >= LEAST_AGAIN:
+            points[num_cached] = True
+        points = {end - end % self.page_size: is_branch for end, is_branch in sorted(points.items())}
+        return {end: is_branch for end, is_branch in points.items() if end > num_usable}
+
+    def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
+        """Keeps what other requests need to go on after the last dispatched token of a row (`RowStates.snapshot`)."""
+        num_pages = place.num_dispatched // self.page_size
+        if num_pages and num_pages * self.page_size == place.num_dispatched and num_pages == place.num_tree_pages:
+            for states in self.states:
+                states.snapshot(place, is_last=is_last)
+
+    def _num_usable(self, running: RunningRequest, match: PrefixMatch, *, is_later: bool = False) -> int:
+        """How many tokens of a cached prefix a request can use, in the step that is planned or in a later one."""
+        usable, trusted = match.num_tokens, running.trusted
+        while (fewer := self._cache.usable_len(match, trusted(usable, self.page_size), is_later=is_later)) < usable:
             usable = fewer
         return usable
 
@@ -248,7 +284,8 @@ class RequestTable:
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
         """Says why the cached prefix of a request that was just admitted ends where it does; in tokens of its row."""
         start = place.first_page * self.page_size
-        tokens = running.key[start : running.match_limit]
+        limit = max(running.match_limit, place.num_dispatched)  # a token that a state has may run again
+        tokens = running.key[start:limit]
         report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
         unusable = (
             self._cache.matched_len(tokens, running.namespace) - report.matched_tokens if self._cache.kinds else 0
@@ -260,7 +297,9 @@ class RequestTable:
                 unusable_tokens=unusable,
             )
         behind = None if report.first_difference is None else start + report.first_difference
-        matched, matchable = start + report.matched_tokens, start + report.matchable_tokens
+        matched, matchable = (
+            min(start + count, running.match_limit) for count in (report.matched_tokens, report.matchable_tokens)
+        )
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
@@ -313,7 +352,7 @@ class RequestTable:
         self._allocator.free(own)
         self.num_uncached_pages -= len(own)
         for states in self.states:
-            states.release(place)
+            states.release(place, distrusts=distrusts)
         for kept in place.before:
             self.drop(kept)
         self._cache.unlock(place.lock)
@@ -321,8 +360,6 @@ class RequestTable:
             for lock in (*(kept.lock for kept in place.before), place.lock):
                 self._cache.forget(lock)
         self.vision.unpin(place)
-        if self._states is not None:
-            self._states.free(np.array([place.state_slot], np.int32))
         self._free_rows.append(place.row)
         self.dirty_rows.discard(place.row)
         self.copies.pop(place.row, None)
@@ -422,9 +459,6 @@ class RequestTable:
         assert sum(counts) == self.num_pages, (
             f"{' + '.join(POOL_TERMS)} = {counts} must add up to {self.num_pages} pages"
         )
-        if self._states is not None:
-            counts = self._states.num_free, len(self.pages) - 1 - self.num_free_rows
-            assert sum(counts) == self._states.num_total, f"free + running = {counts} must be all slots of states"
         is_idle = self.num_free_rows == len(self.pages) - 1
         for states in self.states:
             states.check(is_idle=is_idle and not self.num_kept)

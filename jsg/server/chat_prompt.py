@@ -8,10 +8,11 @@ For a picture in a content the template writes the model's placeholder. The same
 placeholder, just characters.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, final
 
 from jsg.errors import RequestError, check_prompt_len
@@ -19,6 +20,7 @@ from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.client_text import Guard, Marks, Stretch, encode_stretches
 from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.media_prompt import MediaReader, PromptMedia, fill_placeholders
+from jsg.processing.snapshot_points import Messages, next_turn_place, point_before, usual_ending
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
 
@@ -32,6 +34,8 @@ RESERVED_KWARGS = frozenset(
 )
 
 _CONTENT_END_CHARS = 32
+_MOST_ENDINGS = 64
+_LEADING_ROLES = ("system", "developer")
 _END = 1  # this mark stands at the end of the content that is continued
 _FIRST_ANSWER = 2  # marks with this number and larger ones stand around contents that tokens replace
 
@@ -47,10 +51,14 @@ class ChatPrompt:
         max_tokens: What a conversation and its answer may have together; None for no limit.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None = None, media: MediaReader | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_tokens: int | None = None, media: MediaReader | None = None, *,
+        caches_states: bool = False,
+    ) -> None:  # fmt: skip
         """Compiles the tokenizer's chat template. Raises ModelError where the template cannot be compiled.
 
         `media` reads pictures and videos, for a model that sees. Conversations far over `max_tokens` are refused early.
+        With `caches_states` prompts say where a snapshot of the state is worth keeping.
         """
         self._tokenizer = tokenizer
         self._placeholders = {} if media is None else dict(media.placeholders)
@@ -59,6 +67,7 @@ class ChatPrompt:
         self.template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
+        self._endings: dict[Hashable, tuple[str, int] | None] | None = {} if caches_states else None
 
     def encode(self, messages: Sequence[Message], **options: Any) -> tuple[int, ...] | PromptIds:
         """The prompt tokens of a conversation without pictures; takes and raises what `prompt` does."""
@@ -111,6 +120,13 @@ class ChatPrompt:
         if continue_final_message:
             rendered = _until_end(rendered, marks)
         encoded = self._encoded(rendered, exact, marks, media)
+        if self._endings is not None:
+            before = marked[:-1] if continue_final_message else marked
+            places = self._next_turn_places(rendered, before, render, (is_prompt, tools is None, repr(template_kwargs)))
+            behind = {"".join(marks.split(rendered[place:])[0]) for place in places}
+            points = {point_before(self._tokenizer, encoded.input_ids, text) for text in behind}
+            first = encoded.media[-1].end if encoded.media else 1  # the text of a picture is not that of its tokens
+            encoded = dataclasses.replace(encoded, snapshot_at=tuple(sorted(p for p in points if p >= first)))
         is_open = not continue_final_message and _ends_in_content(rendered, marked, marks, render)
         return dataclasses.replace(encoded, ends_in_content=True) if is_open else encoded
 
@@ -164,6 +180,34 @@ class ChatPrompt:
         ids, places = self._with_bos(*self._encode_pieces(rendered, exact, marks))
         input_ids, inputs = fill_placeholders(ids, places, media, "messages", self.max_tokens)
         return EncodedPrompt(input_ids=input_ids, media=inputs)
+
+    def _next_turn_places(
+        self, rendered: str, messages: Messages, render: Callable[[Messages], str], kind: Hashable
+    ) -> list[int]:
+        """Where a prompt may part from those of the conversation's next turns, in characters.
+
+        After a call of a tool the next turn may be another call, or a question; then thoughts since the last one go.
+        """
+        assert self._endings is not None, "only then it is asked for"
+        leading = messages[0]["role"] if messages and messages[0]["role"] in _LEADING_ROLES else None
+        try:
+            ending = self._endings[leading, kind]
+        except KeyError:
+            ending = usual_ending(leading, render)
+            if len(self._endings) >= _MOST_ENDINGS:
+                self._endings.clear()
+            self._endings[leading, kind] = ending
+        if ending is None:
+            return []
+        if not rendered.endswith(ending[0]):
+            place = next_turn_place(rendered, messages, render)
+            return [] if place is None else [place]
+        places = [len(rendered) - ending[1]]
+        num_asked = max((i for i, message in enumerate(messages, 1) if message["role"] == "user"), default=0)
+        if self.template.thoughts_field is not None and 0 < num_asked < len(messages):
+            with contextlib.suppress(RequestError):
+                places.append(len(render(messages[:num_asked])) - ending[1])
+        return places
 
     def _with_bos(self, ids: list[int], places: list[int]) -> tuple[list[int], list[int]]:
         """A prompt and the indices of its placeholders; for a model that sees, BOS is put in front if it is missing.

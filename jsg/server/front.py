@@ -1,6 +1,5 @@
 """What the endpoints share: the `FrontDoor` from the start on and, once the engine is ready, the `Front`."""
 
-import asyncio
 import functools
 import time
 from pathlib import Path
@@ -36,7 +35,6 @@ class Front:
         thinking: How the model writes its thoughts; None where it writes none.
         chat_thinking: The same for answers whose grammar is that of a `ToolUse`.
         media: Reads pictures and videos, or refuses them where the model cannot see.
-        writing: Is held while a piece of a long answer is written, so that the loop writes one piece in each turn.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class Front:
         self.engine_config = engine
         self.server_config = server
         self.media = media or MediaSources(None, threads)
-        self.writing = asyncio.Lock()
         self.created = int(time.time())
         self.speech = Speech(
             template=chat.template,

@@ -207,7 +207,8 @@ async def _open(
         observers=telemetry.observers,
         has_several_keys=has_several_keys,
     )
-    chat = ChatPrompt(tokenizer, client.info.max_request_tokens, reader)
+    info = client.info
+    chat = ChatPrompt(tokenizer, info.max_request_tokens, reader, caches_states=info.caches_states)
     return Front(client, generator, chat, threads, engine, server, MediaSources(reader, threads, server))
 
 

@@ -38,7 +38,7 @@ ENTRY %main (leaves_0: bf16[32000,64], leaves_1: s8[64,96]) -> bf16[8,96] {
 
 
 def test_launches_count_what_they_read_and_write():
-    gather, product, cublas, attention = works(HLO, POOL_ELEMENTS)
+    gather, product, cublas, attention = works(HLO, {POOL_ELEMENTS})
     assert gather == Work(Kind.OTHER, (), 0, 2 * 8 * 64 * 2), "the rows that it wants, and not the whole table"
     assert product == Work(Kind.PRODUCT, (4, 16, 96), 64 * 96, 8 * 64 * 2 + 4 * 8 * 96 * 4)
     assert product.is_in_8_bits and not cublas.is_in_8_bits
@@ -63,8 +63,8 @@ def test_of_experts_only_those_that_tokens_chose_are_read():
 def test_further_layers_are_like_the_second(monkeypatch: pytest.MonkeyPatch):
     layer, rest = Work(Kind.PRODUCT, (4096, 4096), 2 * 4096**2, 0), Work(Kind.OTHER, (), 0, 1000)
 
-    def compiled(_: Estimate, __: BucketKey, num_layers: int) -> Compiled:
-        return Compiled((rest, *[layer] * num_layers), 1 + num_layers, ())
+    def compiled(_: Estimate, __: BucketKey, layers: tuple[int, ...]) -> Compiled:
+        return Compiled((rest, *[layer] * len(layers)), 1 + len(layers), ())
 
     monkeypatch.setattr(Estimate, "compiled", compiled)
     estimate, key = Estimate("h200", "8B"), model.decode_key(8)
@@ -74,6 +74,30 @@ def test_further_layers_are_like_the_second(monkeypatch: pytest.MonkeyPatch):
     assert long - short == pytest.approx(2 * in_8_bits, rel=2e-3), "half of the bytes"
     of_layers = 32 * seconds(layer, 8, speed_of("h200"))
     assert short > of_layers > 0.5 * short
+
+
+def test_layers_of_each_kind_are_counted(monkeypatch: pytest.MonkeyPatch):
+    """Qwen3.5 9B has 24 layers of linear attention and 8 of attention."""
+    linear, full = (Work(Kind.OTHER, (), 0, num_bytes) for num_bytes in (1000, 10))
+    estimate = Estimate("h200", "Qwen3.5-9B")
+    states = estimate.config.state_bytes(2)
+    assert states == 24 * (2**21 + 2 * 4 * 8192)
+
+    def compiled(each: Estimate, _: BucketKey, layers: tuple[int, ...]) -> Compiled:
+        kinds = [linear if each.config.layers[index].attention.state_shapes else full for index in layers]
+        return Compiled(tuple(kinds), len(kinds), ())
+
+    monkeypatch.setattr(Estimate, "compiled", compiled)
+    assert estimate.num_launches(model.decode_key(32)) == 32
+    (alone, rows), load = (model.decode_key(count) for count in (1, 32)), Load(32, 1024)
+    moved = estimate.traffic(rows, load)
+    keys = 32 * 1025 * 32 * 1024
+    logits = 32 * estimate.config.vocab_size * 4
+    assert moved.compiled == pytest.approx(24 * 1000 + 8 * 10 + keys + 32 * 2 * states + logits)
+    one, least = estimate.traffic(alone, Load(1, 1024)), keys // 32 + 2 * states
+    assert one.compiled == pytest.approx(24 * 1000 + 8 * 10 + least + 2 * states + logits / 4), "slot 0 too"
+    assert moved.least - one.least == pytest.approx(31 * least)
+    assert model.prefill_rate(estimate) is None
 
 
 def test_every_card_has_figures_and_a_class():

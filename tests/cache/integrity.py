@@ -7,6 +7,7 @@ import numpy as np
 from jsg.cache.allocator import _USED, PageAllocator
 from jsg.cache.node import Node, path_up
 from jsg.cache.radix import RadixCache, _join_pages
+from jsg.cache.states import StateSlots
 from jsg.cache.watch import Watch, WatchGroup, num_common
 from jsg.cache.watch_index import WatchIndex
 from jsg.cache.windows import GroupedAllocator, WindowGroup
@@ -113,9 +114,30 @@ def check_allocator(allocator: PageAllocator) -> None:
     assert (allocator._index[free] == np.arange(allocator.num_free)).all(), "a free page is misplaced"
     assert (allocator._index != _USED).sum() == allocator.num_free, "a page in use has an index among the free ones"
     assert allocator._index[0] == _USED, "page 0 is free"
+    if isinstance(allocator, GroupedAllocator) and allocator.states is not None:
+        check_states(allocator.states)
+        assert not allocator.states.slots[free].any(), "a free page has a state"
     for group in allocator.windows if isinstance(allocator, GroupedAllocator) else ():
         check_window_group(group)
         assert not group.parts[free].any(), "a free page has a part"
+
+
+def check_states(slots: StateSlots) -> None:
+    """Asserts the invariants. Walks all pages."""
+    check_allocator(slots._numbers)
+    there = {page: int(slots.slots[page]) for page in np.flatnonzero(slots.slots).tolist()}
+    assert there == {page: state.slot for page, state in slots._states.items()}, "a state is misfiled"
+    assert all(state.page == page for page, state in slots._states.items())
+    used = [state.slot for state in slots._states.values()]
+    assert len(used) == len(set(used)) and not slots._numbers.is_free(np.array(used, np.int32)).any()
+    assert sum(slots.counts) == slots.num_total and slots._num_cached <= slots.most_cached
+    idle = [state for state in slots._states.values() if not state.num_users]
+    assert sorted(map(id, idle)) == sorted(id(state) for queue in slots._idle for state in queue), "a state is lost"
+    held = [state for state in slots._states.values() if 0 < state.num_users == state.num_holds]
+    assert len(held) == slots.num_yielding, "yielding states are counted wrongly"
+    assert slots._pending <= slots._states.keys()
+    for first, queue in zip((True, False), slots._idle, strict=True):
+        assert all(state.goes_first == first for state in queue), "a state waits among those of another worth"
 
 
 def check_window_group(group: WindowGroup) -> None:

@@ -226,7 +226,7 @@ def random_tensor(key: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     Those of choices of experts are so small that no expert is left out.
     """
     uniform = random_numbers(key, shape)
-    if name.endswith("e_score_correction_bias"):
+    if name.endswith(("e_score_correction_bias", "expert_bias")):
         values = 0.04 * uniform
     elif len(shape) == 3:  # the kernels of all experts, in either order of their axes
         values = uniform * shape[-1] ** -0.5

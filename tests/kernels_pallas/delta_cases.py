@@ -6,10 +6,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, ScanWeights, StateCache
 
 SLOTS = 8
 EPS = 1e-3
+STEPS = (0.2, 1.5)
+"""Of a selective scan; some steps are outside."""
 
 
 class Run(NamedTuple):
@@ -35,6 +37,7 @@ class Case:
     dtype: str = "float32"
     padding: int = 3
     is_apart: bool = False
+    has_delta: bool = True
 
 
 PROMPTS = (Run(70), Run(1, 2, 2, 9), Run(3, 3, 4, 2), Run(5, 0, 5, 0), Run(0))
@@ -59,6 +62,10 @@ CASES = (
     Case("known", KNOWN, heads=1, group=3),
     Case("bfloat16", PROMPTS, dtype="bfloat16", group=1, values=16),
     Case("nothing", (Run(0), Run(0))),
+    Case("scan", PROMPTS, has_delta=False),
+    Case("scanned rows", ROWS, padding=2, has_delta=False, values=48),
+    Case("scan of known", KNOWN, heads=1, group=3, has_delta=False),
+    Case("scan in bfloat16", PROMPTS, dtype="bfloat16", group=1, values=16, has_delta=False),
     Case("wide", (Run(2, 1, 1, 7), Run(66)), heads=1, keys=128, values=128),
     Case("prompts by channel", PROMPTS, keys=32, values=16, is_apart=True),
     Case("rows by channel", ROWS, padding=2, dtype="bfloat16", is_apart=True),
@@ -72,7 +79,7 @@ class Arrays(NamedTuple):
 
     joint: jnp.ndarray
     raw_gates: jnp.ndarray
-    weights: DeltaWeights
+    weights: DeltaWeights | ScanWeights
     cache: StateCache
     pieces: Pieces
     apart: GatesApart | None = None
@@ -104,9 +111,12 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
         norm=normal(case.values, dtype="float32"),
         eps=EPS,
     )
+    if not case.has_delta:
+        of_heads = (normal(heads, dtype="float32") for _ in range(3))
+        weights = ScanWeights(weights.taps, *of_heads, normal(case.heads, mixed), STEPS)
     pieces, gates = Pieces(*(jnp.asarray(c, jnp.int32) for c in columns)), case.group * case.values
     joint = normal(total, case.heads, mixed + (0 if case.is_apart else gates))
-    raw = normal(total, case.heads, case.group * (1 if case.is_apart else 2))
+    raw = normal(total, case.heads, case.group * (1 if case.is_apart or not case.has_delta else 2))
     if not case.is_apart:
         return Arrays(joint, raw, weights, cache, pieces)
     apart = GatesApart(*(normal(total, case.heads, width) for width in (case.group * case.keys, gates)))
@@ -137,6 +147,8 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     group, mixed = all_heads // joint.shape[1], taps.shape[2]
     out, given = np.zeros((len(joint), all_heads, values)), states.copy()
     convolved, inputs = convolution(joint[..., :mixed], taps, inputs, arrays.pieces)
+    if isinstance(arrays.weights, ScanWeights):
+        convolved += np.asarray(arrays.weights.bias, np.float64)
     convolved = _silu(convolved)
     for start, length, source, target, position, is_known in np.array(arrays.pieces).T:
         if not length:
@@ -146,8 +158,15 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             for head in range(all_heads):
                 k_head, member = divmod(head, group)
                 query, key = (convolved[token, k_head, i * keys : (i + 1) * keys] for i in range(2))
-                query, key = (x / np.sqrt(x @ x + 1e-6) for x in (query, key))
                 value = convolved[token, k_head, 2 * keys + member * values :][:values]
+                if isinstance(arrays.weights, ScanWeights):
+                    step = np.clip(np.logaddexp(0, raw[token, k_head, member] + bias[head]), *STEPS)
+                    if token > start or not is_known:
+                        state = state.copy()
+                        state[head] = state[head] * np.exp(-np.exp(rate[head]) * step) + step * np.outer(value, key)
+                    out[token, head] = state[head] @ query + scale[head] * value
+                    continue
+                query, key = (x / np.sqrt(x @ x + 1e-6) for x in (query, key))
                 if token > start or not is_known:
                     if apart is None:
                         says = raw[token, k_head, group + member]

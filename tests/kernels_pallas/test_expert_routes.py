@@ -53,7 +53,7 @@ def check_is_the_definition(
         experts[token] = np.argsort(-groups.reshape(-1), kind="stable")[: choice.per_token]
         weights = scores[experts[token]]
         if choice.is_renormed:
-            weights = weights / max(weights.sum(), choice.least_sum)
+            weights = weights / (max(weights.sum(), choice.least_sum) + choice.added_sum)
         is_own = (experts[token] >= own.start) & (experts[token] < own.stop)
         expected[token] = np.where(is_own, weights * choice.factor, 0)
     np.testing.assert_allclose(routes.weights, expected, rtol=3e-6)
@@ -85,6 +85,7 @@ OTHERS: dict[str, tuple[ChoiceSpec, tuple[float, float] | None]] = {
     # With the least and the largest bias.
     "not renormed": (ChoiceSpec(per_token=2, is_renormed=False), None),
     "softmax, bias, least sum": (ChoiceSpec(per_token=3, least_sum=0.5), (-0.3, 0.3)),
+    "sigmoid, added sum": (ChoiceSpec(per_token=2, score="sigmoid", added_sum=0.1), (-0.3, 0.3)),
     "sigmoid, factor": (ChoiceSpec(per_token=2, score="sigmoid", factor=0.5, is_renormed=False), (-0.3, 0.3)),
     "groups, without the others": (GROUPED, (-0.3, 0.3)),
     # The biased scores of the kept groups are negative, so experts of the others come first.

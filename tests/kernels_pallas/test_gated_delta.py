@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.inputs import Pieces, StateCache
+from jsg.kernels_pallas.inputs import Pieces, ScanWeights, StateCache
 from jsg.kernels_pallas.native import library
-from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, Arrays, Case, Run, definition, make
+from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, STEPS, Arrays, Case, Run, definition, make
 
 IMPLEMENTATIONS = ("reference", "native", "triton")
-FAST = ("rows", "known", "rows by channel")
+FAST = ("rows", "known", "rows by channel", "scanned rows")
 """Of a kernel in interpret mode."""
 SOME_SLOW = ("reference", "native", pytest.param("triton", marks=pytest.mark.slow))
 TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
@@ -23,7 +23,12 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
 @functools.cache
 def compiled(implementation: str, has_one_token: bool = False):
     def call(a: Arrays) -> tuple[jax.Array, StateCache]:
-        weights = a.weights._replace(eps=EPS, most=1.0 if a.apart is None else 2.0)
+        own = (
+            {"steps": STEPS}
+            if isinstance(a.weights, ScanWeights)
+            else {"eps": EPS, "most": 1.0 if a.apart is None else 2.0}
+        )
+        weights = a.weights._replace(**own)
         how = {"apart": a.apart, "has_one_token": has_one_token, "implementation": implementation}
         return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, **how)
 

@@ -12,6 +12,7 @@ from jsg.errors import ModelError
 from jsg.fields import MAX_JSON_BYTES, Fields
 from jsg.models.block_spec import AttentionSpec, FeedForwardSpec, NormSpec, RopeSpec
 from jsg.models.config import read_spec
+from jsg.models.families import kimi_linear
 from jsg.models.family import Family
 from jsg.models.registry import FAMILIES
 from jsg.models.rope import attention_factor
@@ -60,10 +61,17 @@ def test_both_generations_of_rope_fields_mean_the_same(tmp_path):
     assert read(tmp_path, new).layers[0].attention.rope == RopeSpec(type="llama3", theta=5e5, **scaling)
 
 
+BARE = {
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", *["attention"] * 31], "position_embedding_type": "rope"}
+}
+"""Fields whose defaults make no model with keys, or one without rope."""
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, architecture):
     """Bare files; the heads are many and wide, so that no two defaults agree by chance."""
-    config = read(tmp_path, {"architectures": [architecture]})
+    bare = {"architectures": [architecture], **BARE.get(architecture, {})}
+    config = read(tmp_path, bare)
     kv_heads, theta, eps, context_len, windows, bos = {
         "LlamaForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "Llama4ForCausalLM": (8, 5e5, 1e-5, 131072, {None, Window(8192, is_aligned=True)}, 1),
@@ -91,6 +99,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Exaone4ForCausalLM": (32, 1e4, 1e-5, 2048, {4096, None}, 0),
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "GraniteMoeHybridForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "OlmoeForCausalLM": (16, 1e4, 1e-5, 4096, {None}, None),
         "DeepseekV2ForCausalLM": (1, 1e4, 1e-6, 2048, {None}, 1),
         "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
@@ -99,19 +108,23 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "Glm4MoeForCausalLM": (8, 1e4, 1e-5, 131072, {None}, None),
         "MiniMaxM2ForCausalLM": (8, 5e6, 1e-6, 196608, {None}, 200034),
         "Ernie4_5_MoeForCausalLM": (4, 5e5, 1e-5, 131072, {None}, 1),
+        "Lfm2ForCausalLM": (8, 1e6, 1e-5, 128000, {None}, 1),
+        "Lfm2MoeForCausalLM": (8, 1e6, 1e-5, 128000, {None}, 1),
+        "KimiLinearForCausalLM": (1, None, 1e-5, 1048576, {None}, 163584),
         "Qwen3NextForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3_5ForCausalLM": (4, 1e4, 1e-6, 32768, {None}, None),
         "Qwen3_5MoeForCausalLM": (2, 1e4, 1e-6, 32768, {None}, None),
     }[architecture]
     attention = first_attention(config)
-    assert (attention.kv_heads, attention.rope.theta, config.final_norm.eps) == (kv_heads, theta, eps)
+    found = attention.rope and attention.rope.theta
+    assert (attention.kv_heads, found, config.final_norm.eps) == (kv_heads, theta, eps)
     assert (config.max_position_embeddings, set(config.layer_windows), config.bos_token_id) == (
         context_len,
         {Window(window) if isinstance(window, int) else window for window in windows},
         bos,
     )
     family_head_dim = FAMILIES[architecture].defaults.get("head_dim")
-    half = read(tmp_path, {"architectures": [architecture], "hidden_size": 64 * attention.heads})
+    half = read(tmp_path, {**bare, "hidden_size": 64 * attention.heads})
     assert first_attention(half).head_dim == (family_head_dim or 64)
 
 
@@ -127,20 +140,26 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
 
     family = FAMILIES[architecture]
     theirs = AutoConfig.for_model(family.model_type)
-    names = "layer_types no_rope_layers per_layer_config moe_layers mlp_layer_types"
+    names = "layer_types full_attn_idxs no_rope_layers per_layer_config moe_layers mlp_layer_types"
     derived = {"moe_layer_end_index": -1} | dict.fromkeys(names.split())
     values, ours = theirs.to_dict() | derived, dict(family.defaults)
-    if "full_attention" not in ours.get("rope_parameters", {}):
+    if "rope_theta" not in ours and "rope_parameters" not in ours:
+        assert getattr(theirs, "rope_parameters", None) is None  # no position turns anything
+        theirs.rope_parameters = {"rope_theta": None}
+    elif "full_attention" not in ours.get("rope_parameters", {}):
         ours["rope_theta"] = ours.pop("rope_parameters", {}).get("rope_theta", ours["rope_theta"])
     values |= {name: value for name, value in theirs.rope_parameters.items() if name in ours}
     values["rope_theta"] = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
     if "rope_local_base_freq" in ours:
         values["rope_local_base_freq"] = theirs.rope_parameters["sliding_attention"]["rope_theta"]
         values["sliding_window_pattern"] = theirs._sliding_window_pattern
-    for name in ("sliding_window_pattern", "full_attention_interval", "output_gate_type"):  # numbers in their code
+    in_code = "sliding_window_pattern full_attention_interval output_gate_type hidden_act first_k_dense_replace"
+    for name in in_code.split():
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
+    if "mamba_d_head" in ours:  # and computed the width
+        values["mamba_d_head"] = type(theirs).mamba_d_head
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}
     derived |= {"num_experts_per_tok": 6}
     for name, value in ours.items():
@@ -191,6 +210,8 @@ READ_FOR_ALL = (
     "chunk_size",
     "local_size",
     "llama_4_scaling_beta",
+    *kimi_linear.SIZES,
+    *kimi_linear.LAYERS,
 )
 
 
@@ -541,7 +562,7 @@ def test_any_value_of_any_field_is_read_or_refused(tmp_path, variant, name, valu
         config = read(tmp_path, {**VARIANTS[variant], name: value})
     except ModelError:
         return
-    assert config.layers[0].attention.heads % config.layers[0].attention.kv_heads == 0
+    assert first_attention(config).heads % first_attention(config).kv_heads == 0
     assert config.kv_bytes_per_token(2) > 0
 
 

@@ -1,6 +1,7 @@
 """What files mean, beside transformers' own configuration classes, which need no PyTorch."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
+from jsg.models.block_spec import StateMixer
+from jsg.models.convolution_spec import ConvolutionSpec
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.mamba_spec import MambaSpec
 from jsg.models.registry import ALIASES, FAMILIES
 from jsg.models.spec import ModelSpec
 from jsg.window import Window
@@ -93,6 +98,55 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
     },
     "Glm4MoeLiteForCausalLM": {"head_dim": [24], "mlp_layer_types": [["sparse", "dense"]]},
     "GraniteMoeForCausalLM": {"num_local_experts": [3]},
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": [["mamba", "attention"], ["full_attention", "linear_attention"]],
+        "num_local_experts": [0, 3],
+        "position_embedding_type": [None, "rope", "nope"],
+        "time_step_limit": [[0.1, 2.0]],
+        "mamba_d_head": [64, "auto"],
+        "mamba_n_groups": [2],
+        "mamba_conv_bias": [False],
+    },
+    "Lfm2ForCausalLM": {
+        "norm_eps": [1e-4],
+        "head_dim": [24, 32],
+        "layer_types": [["conv", "full_attention"], ["full_attention", "conv"]],
+        "full_attn_idxs": [None, [1], [0, 1, 5]],
+        "tie_embedding": [True, False],
+        "block_ff_dim": [100],
+        "block_auto_adjust_ff_dim": [True, False],
+        "block_ffn_dim_multiplier": [1, 1.3],
+        "block_multiple_of": [7, 64],
+    },
+    "Lfm2MoeForCausalLM": {
+        "layer_types": [["conv", "full_attention"]],
+        "tie_embedding": [True, False],
+        "num_dense_layers": [0, 1, 2],
+        "num_experts": [6],
+        "norm_topk_prob": [False],
+        "routed_scaling_factor": [1.5],
+    },
+    "KimiLinearForCausalLM": {
+        "first_k_dense_replace": [0, 1, 2],
+        "layer_types": [["full_attention", "linear_attention"], ["full_attention"] * 2],
+        "linear_attn_config": [
+            {"full_attn_layers": [2], "kda_layers": [1], "num_heads": 3, "head_dim": 24, "short_conv_kernel_size": 3},
+            {"full_attn_layers": [2, 1], "kda_layers": []},
+        ],
+        "linear_conv_kernel_dim": [3],
+        "linear_head_dim": [24],
+        "linear_num_heads": [3],
+        "mlp_layer_types": [["sparse", "dense"]],
+        "model_max_length": [300],
+        "moe_renormalize": [None, False],
+        "num_expert_group": [2],
+        "num_local_experts": [9],
+        "num_shared_experts": [0, 2],
+        "q_lora_rank": [24],
+        "qk_rope_head_dim": [15],
+        "rope_parameters": [YARN],
+        "v_head_dim": [28],
+    },
     "Llama4ForCausalLM": {"no_rope_layers": [[], [0, 1]], "moe_layers": [[], [0]]},
     "Ministral3ForCausalLM": {"rope_parameters": [GROWING], "original_max_position_embeddings": [64]},
     "Mistral4ForCausalLM": {
@@ -109,7 +163,14 @@ IN_ALL = {
     "DeepseekV3ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 2},
     "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2},
     "Glm4MoeForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 24},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["attention"] * 2, "mamba_n_heads": 2},
     "Glm4MoeLiteForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "Lfm2MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 2},
+    "KimiLinearForCausalLM": {
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2]},
+    },
     "Mistral4ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "Qwen3MoeForCausalLM": {"num_experts_per_tok": 2},
 }
@@ -185,13 +246,17 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         return False
     has_kinds = getattr(theirs, "is_heterogeneous", False)
     of_layers = [theirs.per_layer_config[i] if has_kinds else theirs for i in range(theirs.num_hidden_layers)]
-    if of_layers[0].num_key_value_heads is None:  # of which transformers makes no model
+    has_window = "sliding_attention" not in (getattr(theirs, "layer_types", None) or ()) or theirs.sliding_window
+    if of_layers[0].num_key_value_heads is None or not has_window:  # of which transformers makes no model
         return False
-    attention = ours.layers[0].attention
+    blocks = [layer.experts for layer in ours.layers if layer.experts is not None]
+    with_keys = [i for i, layer in enumerate(ours.layers) if layer.attention.kv_shape is not None]
+    attentions = [ours.layers[i].attention for i in with_keys]
+    attention, of_layers = attentions[0], [of_layers[i] for i in with_keys]
     for layer, of in enumerate(ours.layers):
-        found, rope = of.attention.rope, theirs.rope_parameters
-        if found is None:
+        if (found := of.attention.rope) is None:
             continue
+        rope = theirs.rope_parameters
         rope = rope[theirs.layer_types[layer]] if "full_attention" in rope else rope
         assert (found.type, found.theta) == (rope["rope_type"], rope["rope_theta"])
         if found.type != "default":
@@ -205,31 +270,63 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert (attention.plain_dim, attention.value_dim) == (theirs.qk_nope_head_dim, theirs.v_head_dim)
         assert (attention.rank, attention.rope_dim) == (theirs.kv_lora_rank, theirs.qk_rope_head_dim)
     else:
-        assert [layer.attention.kv_heads for layer in ours.layers] == [of.num_key_value_heads for of in of_layers]
+        assert [each.kv_heads for each in attentions] == [of.num_key_value_heads for of in of_layers]
         widths = [getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads for of in of_layers]
-        assert [layer.attention.head_dim for layer in ours.layers] == widths
+        assert [each.head_dim for each in attentions] == widths
+    if theirs.model_type == "kimi_linear":
+        sizes = theirs.linear_num_heads, theirs.linear_head_dim, theirs.linear_conv_kernel_dim
+        linear = [layer.attention for layer in ours.layers if isinstance(layer.attention, DeltaSpec)]
+        assert all((mixer.heads, mixer.key_dim, mixer.taps) == sizes for mixer in linear)
+        assert with_keys == [layer for layer, kind in enumerate(theirs.layer_types) if kind == "full_attention"]
+        assert ours.max_position_embeddings == theirs.max_position_embeddings
+    for layer, kind in zip(ours.layers, getattr(theirs, "layer_types", None) or (), strict=False):
+        mamba = layer.attention
+        assert isinstance(mamba, StateMixer) == (kind in ("linear_attention", "conv"))
+        if isinstance(mamba, MambaSpec):
+            shape = (mamba.heads, mamba.groups, mamba.key_dim, mamba.value_dim, mamba.taps, mamba.has_bias, mamba.steps)
+            assert shape == scan_of(theirs)
     if theirs.model_type in ("ministral3", "mistral4"):
         scale, rope = attention.query_scale, theirs.rope_parameters
         assert (scale.beta, scale.length) == (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"])
-    eps = theirs.layer_norm_eps if hasattr(theirs, "layer_norm_eps") else theirs.rms_norm_eps
+    if hasattr(theirs, "conv_L_cache"):
+        assert with_keys == [i for i, kind in enumerate(theirs.layer_types) if kind == "full_attention"]
+        short = [layer.attention for layer in ours.layers if isinstance(layer.attention, ConvolutionSpec)]
+        assert {(each.taps, each.has_bias) for each in short} <= {(theirs.conv_L_cache, theirs.conv_bias)}
+        assert {mlp.inner for mlp in (layer.mlp for layer in ours.layers) if mlp not in blocks} <= {inner(theirs)}
+    names = ("layer_norm_eps", "norm_eps", "rms_norm_eps")
+    eps = next(getattr(theirs, name) for name in names if hasattr(theirs, name))
     assert (ours.final_norm.eps, ours.tie_word_embeddings) == (eps, theirs.tie_word_embeddings)
     if hasattr(theirs, "logit_scale"):
         assert ours.logit_factor == theirs.logit_scale
-    blocks = [layer.experts for layer in ours.layers if layer.experts is not None]
     assert tuple(layer.experts.count if layer.experts else 0 for layer in ours.layers) == experts(theirs)
     if hasattr(theirs, "n_shared_experts"):
         shared = {0 if mlp.shared is None else mlp.shared.block.inner // mlp.inner for mlp in blocks}
         assert shared <= {theirs.n_shared_experts}
+    if hasattr(theirs, "n_shared_experts") or theirs.model_type == "lfm2_moe":
         assert {mlp.router.choice.factor for mlp in blocks} <= {theirs.routed_scaling_factor}
         assert {mlp.router.choice.is_renormed for mlp in blocks} <= {bool(theirs.norm_topk_prob)}
     assert ours.layer_windows == windows(theirs, ours)
     return True
 
 
+def scan_of(theirs: Any) -> tuple[Any, ...]:
+    """The shape of a layer of Mamba-2."""
+    shape = "n_heads n_groups d_state d_head d_conv conv_bias".split()
+    return (*(getattr(theirs, f"mamba_{name}") for name in shape), theirs.time_step_limit)
+
+
 def interleaves(theirs: Any) -> bool:
     """Whether rope turns neighbours together, as the models of these families take it from a configuration."""
     pairs = "cohere2 deepseek_v2 ernie4_5 ernie4_5_moe glm4 llama4_text".split()
     return theirs.model_type in pairs or bool(getattr(theirs, "rope_interleave", False))
+
+
+def inner(theirs: Any) -> int:
+    """The width of a block of LFM2, as its model takes it from a configuration."""
+    if not getattr(theirs, "block_auto_adjust_ff_dim", False):
+        return theirs.intermediate_size
+    width, step = int(2 * theirs.intermediate_size / 3), theirs.block_multiple_of
+    return step * math.ceil(int(theirs.block_ffn_dim_multiplier * width) / step)
 
 
 def experts(theirs: Any) -> tuple[int, ...]:
@@ -240,10 +337,12 @@ def experts(theirs: Any) -> tuple[int, ...]:
     match theirs.model_type:
         case "gemma4_text":
             return (count * theirs.enable_moe_block,) * len(layers)
-        case "glm4_moe_lite":
+        case "glm4_moe_lite" | "kimi_linear":
             return tuple(count if kind == "sparse" else 0 for kind in theirs.mlp_layer_types)
         case "llama4_text":
             return tuple(count if layer in theirs.moe_layers else 0 for layer in layers)
+        case "lfm2_moe":
+            return tuple(count if layer >= theirs.num_dense_layers else 0 for layer in layers)
         case "glm4_moe" | "deepseek_v2" | "deepseek_v3" | "mistral4":
             return tuple(count if layer >= theirs.first_k_dense_replace else 0 for layer in layers)
         case "ernie4_5_moe":
@@ -257,8 +356,8 @@ def experts(theirs: Any) -> tuple[int, ...]:
 def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
     """Those of each layer, as the models of these families take them from a configuration."""
     match theirs.model_type:
-        case "llama":
-            return (None,) * ours.num_layers
+        case "llama" | "lfm2" | "lfm2_moe" | "granitemoehybrid" | "nemotron_h":
+            return (None,) * len(ours.layer_windows)
         case "mistral" | "mixtral" | "qwen3_moe":
             return (theirs.sliding_window and Window(theirs.sliding_window),) * ours.num_layers
         case "llama4_text":
@@ -266,4 +365,5 @@ def windows(theirs: Any, ours: ModelSpec) -> tuple[Window | None, ...]:
             return tuple(chunk if kind == "chunked_attention" else None for kind in theirs.layer_types)
     if getattr(theirs, "layer_types", None) is None:  # a family without windows
         return (None,) * ours.num_layers
-    return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in theirs.layer_types)
+    kinds = [kind for kind in theirs.layer_types if kind != "linear_attention"]
+    return tuple(Window(theirs.sliding_window) if kind == "sliding_attention" else None for kind in kinds)

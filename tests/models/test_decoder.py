@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jsg.cache.pool import make_pool
+from jsg.cache.pool import make_pool, make_states
 from jsg.kernels_pallas.activation import ClampedGate
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.inputs import AttentionInputs
@@ -28,7 +28,9 @@ from jsg.models.block_spec import (
     SharedExpertSpec,
     StackSpec,
 )
+from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.decoder import Decoder, Layer
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.inputs import ForwardInputs
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
@@ -144,7 +146,26 @@ LATENT = LatentSpec(
     query_norm=NormSpec(name="self_attn.q_a_layernorm", eps=1e-6),
     norm=NormSpec(name="self_attn.kv_a_layernorm", eps=1e-6),
 )
+DELTA = DeltaSpec(
+    key_heads=2,
+    heads=4,
+    key_dim=16,
+    value_dim=16,
+    taps=4,
+    eps=1e-6,
+    gate_rank=8,
+    projections=("q_proj", "k_proj", "v_proj"),
+    gates=("b_proj",),
+)
 OTHER: dict[str, Any] = {
+    "key_heads": 4,
+    "key_dim": 32,
+    "taps": 2,
+    "most": 2.0,
+    "gate_rank": 16,
+    "module": "another",
+    "gates": ("another",),
+    "convolutions": ("a", "b", "c"),
     "activation": "gelu_tanh",
     "query_rank": 16,
     "rank": 48,
@@ -205,7 +226,9 @@ OTHER: dict[str, Any] = {
     "groups": 2,
     "kept_groups": 2,
     "masked_score": 0.0,
+    "channels": 32,
     "least_sum": 1e-3,
+    "added_sum": 1e-3,
     "choice_bias": "another",
     "choice_bias_axes": 2,
 }
@@ -227,6 +250,8 @@ KINDS = (
     LAYER,
     dataclasses.replace(LAYER, mlp=EXPERTS),
     dataclasses.replace(LAYER, attention=LATENT),
+    dataclasses.replace(LAYER, attention=ConvolutionSpec(channels=64, taps=3, has_bias=False)),
+    dataclasses.replace(LAYER, attention=DELTA),
     dataclasses.replace(LAYER, beside=BESIDE, own_input=OWN_INPUT),
 )
 
@@ -259,6 +284,7 @@ def forward(spec: ModelSpec) -> jax.Array:
     attention = AttentionInputs(none[None], none, none, none, none, none, none, jnp.int32(0))
     tokens = jnp.zeros(2, jnp.int32)
     pool = make_pool(spec.kv_shapes, 2, 1, jnp.float32)
+    pool = pool._replace(states=make_states(spec.state_shapes, 2, jnp.float32))
     return Decoder(spec, jnp.float32)(ForwardInputs(tokens, tokens, tokens, attention), pool)[0]
 
 

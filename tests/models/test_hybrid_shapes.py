@@ -8,11 +8,14 @@ import pytest
 
 from jsg.engine.problems import find_problems
 from jsg.errors import ModelError
-from jsg.models.block_spec import ExpertsSpec
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec
 from jsg.models.delta_spec import DeltaSpec
+from jsg.models.latent_spec import LatentSpec
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.paged import PagedModel, load_directory
+from tests.models.published import PUBLISHED
+from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 
 ROPE = {
@@ -83,6 +86,177 @@ def test_what_published_models_keep(tmp_path: Path, name: str):
     assert all(spec.names.is_unread(spec.names.here(tensor)) for tensor in held)
 
 
+KIMI: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "auto_map": {"AutoModelForCausalLM": "modeling_kimi.KimiLinearForCausalLM"},
+    "first_k_dense_replace": 1,
+    "head_dim": 72,
+    "hidden_act": "silu",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "kv_lora_rank": 512,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "head_dim": 128,
+        "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "mla_use_nope": True,
+    "model_max_length": 1048576,
+    "moe_intermediate_size": 1024,
+    "moe_layer_freq": 1,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_attention_heads": 32,
+    "num_expert_group": 1,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 32,
+    "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1,
+    "pad_token_id": 163839,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_grouped_topk": True,
+    "v_head_dim": 128,
+    "vocab_size": 163840,
+}
+"""Kimi-Linear-48B-A3B, remembered."""
+
+
+def test_what_kimi_linear_keeps(tmp_path: Path):
+    """Latent rows of seven layers beside states of twenty."""
+    spec = read(tmp_path, KIMI)
+    matrices = sum(shapes[1].num_bytes(2) for shapes in spec.state_shapes)
+    assert (matrices, spec.kv_bytes_per_token(2)) == (40 * 2**20, 7 * 576 * 2)
+    assert matrices < spec.state_bytes(2) < 1.06 * matrices
+    full = [layer for layer, of in enumerate(spec.layers) if isinstance(of.attention, LatentSpec)]
+    assert full == [3, 7, 11, 15, 19, 23, 26]
+    assert [of.experts is None for of in spec.layers] == [True] + [False] * 26
+    assert spec.max_position_embeddings == 2**20
+    assert num_parameters(spec) == 49_122_681_728
+
+
+def test_the_names_that_published_files_of_kimi_linear_have(tmp_path: Path):
+    """A block without experts has that of other families. transformers writes the name of those with experts."""
+    golden = Recorded("kimi_linear")
+    tensors = random_tensors("kimi_linear", golden.note["seed"])
+    written, published = "model.layers.0.block_sparse_moe.", "model.layers.0.mlp."
+    assert f"{written}gate_proj.weight" in tensors
+    write_checkpoint(tmp_path, "kimi_linear", {name.replace(written, published): x for name, x in tensors.items()})
+    paged = PagedModel(*load_directory(tmp_path))
+    assert golden.difference(paged.extend({1: golden.tokens})[1]) <= MAX_DIFFERENCE
+    spec, problems = find_problems(tmp_path, [file.name for file in tmp_path.iterdir()], "auto")
+    assert spec is not None and problems == []
+
+
+GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100352,
+    "num_hidden_layers": 40,
+    "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 9, "attention"]
+    + [*["mamba"] * 9, "attention"] * 2
+    + ["mamba"] * 4,
+    "init_method": "mup",
+    "mamba_chunk_size": 256,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "normalization_function": "rmsnorm",
+    "position_embedding_type": "nope",
+    "tie_word_embeddings": True,
+}
+GRANITES = {
+    # Width, inner width, shared width, experts, heads, key-value heads, heads of Mamba; MiB, KiB; millions of numbers.
+    "h-micro": (2048, 8192, 8192, 0, 32, 8, 64, 72, 8, 3191),
+    "h-tiny": (1536, 512, 1024, 64, 12, 4, 48, 54, 8, 6939),
+    "h-small": (4096, 768, 1536, 72, 32, 8, 128, 144, 16, 32207),
+}
+
+
+def granite(name: str) -> dict[str, Any]:
+    names = "hidden_size intermediate_size shared_intermediate_size num_local_experts num_attention_heads"
+    names += " num_key_value_heads mamba_n_heads"
+    return GRANITE | dict(zip(names.split(), GRANITES[name], strict=False)) | {"num_experts_per_tok": 10}
+
+
+@pytest.mark.parametrize("name", GRANITES)
+def test_what_granite_keeps(tmp_path: Path, name: str):
+    spec = read(tmp_path, granite(name))
+    mib, kib, millions = GRANITES[name][-3:]
+    assert sum(shapes[1].num_bytes(2) for shapes in spec.state_shapes) == mib * 2**20
+    assert spec.kv_bytes_per_token(2) == kib * 2**10
+    assert len(spec.state_shapes) == 36
+    assert round(num_parameters(spec) / 1e6) == millions
+
+
+def test_a_group_is_repeated_for_each_device_and_several_are_shared_out(tmp_path: Path):
+    spec = read(tmp_path, granite("h-tiny"))
+    mamba = spec.over_devices(4).layers[0].attention
+    assert (mamba.groups, mamba.group_repeats, spec.layers[0].attention.groups) == (4, 4, 1)
+    with pytest.raises(ModelError, match="the heads of Mamba layers of the model, which is 48, but got 32"):
+        spec.layers[0].attention.over_devices(32)
+    three = read(tmp_path, granite("h-tiny") | {"mamba_n_groups": 3})
+    with pytest.raises(ModelError, match="the groups of heads of Mamba layers of the model, which is 3, but got 2"):
+        three.over_devices(2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (
+            {"linear_attn_config": {"gate": "x"}},
+            "linear_attn_config: Kimi Linear's linear attention has no field 'gate'",
+        ),
+        ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [1]}}, "have each layer from 1 to 27"),
+        ({"linear_attn_config": {"kda_layers": [1]}}, "have each layer from 1 to 27"),
+        ({"linear_attn_config": {"head_dim": "x"}}, r"linear_head_dim must be an integer in \[1, "),
+        (
+            {"linear_attn_config": {"short_conv_kernel_size": 1}},
+            r"linear_conv_kernel_dim must be an integer in \[2, 16",
+        ),
+        ({"layer_types": ["linear_attention"] * 27}, "at least one of them full_attention"),
+        ({"mla_use_nope": False}, "mla_use_nope must be True"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func must be 'sigmoid'"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings must be False"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types must be 27 of dense or sparse"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads must be 32"),
+    ],
+)
+def test_what_is_refused_of_kimi_linear(tmp_path: Path, fields: dict[str, Any], named: str):
+    with pytest.raises(ModelError, match=named):
+        read(tmp_path, KIMI | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"layer_types": None}, "layer_types must be 40 of mamba or attention, at least one of them attention"),
+        ({"layer_types": ["mamba"] * 40}, "at least one of them attention"),
+        ({"mamba_d_head": 32}, "mamba_d_head must give 48 heads 3072 numbers"),
+        ({"mamba_n_groups": 7}, "mamba_n_groups must divide 48 heads"),
+        ({"mamba_proj_bias": True}, "mamba_proj_bias must be False"),
+        ({"mamba_d_conv": 1}, "mamba_d_conv must be an integer in"),
+        ({"time_step_limit": [1, 0.5]}, "time_step_limit must be the smallest and the largest step"),
+        ({"time_step_limit": None}, "time_step_limit must be the smallest and the largest step"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type must be rope or nope"),
+    ],
+)
+def test_what_is_refused_of_granite(tmp_path: Path, fields: dict[str, Any], named: str):
+    with pytest.raises(ModelError, match=named):
+        read(tmp_path, granite("h-tiny") | fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -99,6 +273,44 @@ def test_what_published_models_keep(tmp_path: Path, name: str):
 def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], named: str):
     with pytest.raises(ModelError, match=named):
         read(tmp_path, {"architectures": ["Qwen3_5ForCausalLM"], **text_half("0.8B"), **fields})
+
+
+def test_layers_of_lfm2_keep_three_inputs_of_each_channel(tmp_path: Path):
+    spec = read(tmp_path, PUBLISHED["lfm2-1.2b"].file)
+    full = [i for i, layer in enumerate(spec.layers) if isinstance(layer.attention, AttentionSpec)]
+    assert full == [2, 5, 8, 10, 12, 14] and {layer.mlp.inner for layer in spec.layers} == {8192}
+    assert (spec.state_bytes(2), spec.kv_bytes_per_token(2)) == (10 * 3 * 2048 * 2, 12 * 2**10)
+    with pytest.raises(ModelError, match="hidden_size of the model, which is 2048, but got 3"):
+        spec.layers[0].over_devices(3, 1)
+    sparse = read(tmp_path, PUBLISHED["lfm2-8b-a1b"].file)
+    assert [layer.experts is not None for layer in sparse.layers] == [False] * 2 + [True] * 22
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"conv_L_cache": 1}, r"conv_L_cache must be an integer in \[2, 16\]"),
+        ({"layer_types": ["conv"] * 16}, "layer_types must have at least one full_attention"),
+        ({"layer_types": ["linear_attention"] * 16}, "layer_types must be 16 of conv or full_attention"),
+        ({"full_attn_idxs": 3}, "full_attn_idxs must be a list of the layers with attention"),
+        ({"conv_bias": 1}, "conv_bias must be true or false"),
+        ({"block_multiple_of": 0}, "block_multiple_of"),
+        ({"rms_norm_eps": 1e-5}, "no field 'rms_norm_eps'"),
+    ],
+)
+def test_what_is_refused_of_lfm2(tmp_path: Path, fields: dict[str, Any], named: str):
+    with pytest.raises(ModelError, match=named):
+        read(tmp_path, PUBLISHED["lfm2-1.2b"].file | fields)
+
+
+def test_both_names_of_a_tied_head_count_also_around_a_text_half(tmp_path: Path):
+    text = PUBLISHED["lfm2-vl-450m"].file
+    whole = {"architectures": ["Lfm2VlForConditionalGeneration"], "text_config": text | {"tie_embedding": True}}
+    for said in ({"tie_embedding": False}, {"tie_word_embeddings": False}):
+        assert not read(tmp_path, text | said).tie_word_embeddings
+        # The head of the text half is not there in the whole.
+        assert not read(tmp_path, whole | said).tie_word_embeddings
+    assert read(tmp_path, whole).tie_word_embeddings
 
 
 def test_devices_share_out_key_heads(tmp_path: Path):

@@ -11,7 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from bench.device.shapes import CLIP_L_336, GPT_OSS_20B, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
+from bench.device.shapes import (
+    CLIP_L_336,
+    GPT_OSS_20B,
+    MISTRAL_7B,
+    MIXTRAL_8X7B,
+    MIXTRAL_8X22B,
+    QWEN3_5_9B,
+)
 from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
@@ -37,7 +44,7 @@ def llama(num_layers: int = LLAMA_8B["num_hidden_layers"]) -> programs.Model:
 def check_forward(program: Program, of: programs.Model) -> None:
     """Checks what holds for every step: pools and table in place, one graph, kernels that an H200 can launch."""
     assert program.aliased_bytes >= of.donated_bytes
-    pools = [of.layer_elements] if of.vision is None else [of.layer_elements, of.vision.size]
+    pools = [of.layer_elements, *([] if of.vision is None else [of.vision.size]), *sorted(of.state_elements)[-1:]]
     # XLA writes latent rows, where they lie: a copy would be seen in the temporaries.
     has_latents = any(isinstance(layer.attention, LatentSpec) for layer in of.config.layers)
     assert program.makers_of(min(pools)) <= (IN_PLACE | {"scatter", "fusion"} if has_latents else IN_PLACE)
@@ -126,29 +133,6 @@ QWEN3_30B_A3B = QWEN3_4B | {
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
-_HYBRID = {
-    name: value for name, value in LLAMA_8B.items() if name not in ("rope_parameters", "rope_scaling", "head_dim")
-}
-QWEN3_5_9B = _HYBRID | {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "vocab_size": 248_320,
-    "intermediate_size": 12_288,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "full_attention_interval": 2,  # so that one of two layers is full
-    "rms_norm_eps": 1e-6,
-}
-QWEN3_5_35B_A3B = {name: value for name, value in QWEN3_5_9B.items() if name != "intermediate_size"} | {
-    "architectures": ["Qwen3_5MoeForCausalLM"],
-    "model_type": "qwen3_5_moe_text",
-    "hidden_size": 2048,
-    "num_key_value_heads": 2,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}
 _OTHER_FIELDS = {name: value for name, value in LLAMA_8B.items() if name not in ("rope_parameters", "rope_scaling")}
 PHI_4_MINI = _OTHER_FIELDS | {
     "architectures": ["Phi3ForCausalLM"],
@@ -228,6 +212,7 @@ FAMILIES = {
         SHORTER | {"layer_types": [FULL, FULL], "num_kv_shared_layers": 1},
     ),
     "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
+    "short-convolutions": (PUBLISHED["lfm2-1.2b"].file, SHORTER | {"full_attn_idxs": [1]}),
     "aligned-window": (PUBLISHED["llama-4-scout"].file, SHORTER | {"no_rope_layers": [1, 0]}),
 }
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
@@ -279,8 +264,8 @@ def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_atte
 
     The step reads and writes each state once: 2 MiB of float32 for each row and layer, beside the last inputs.
     """
-    of = programs.make_model(QWEN3_5_9B, num_hidden_layers=2, **SHORTER)
-    deep = programs.make_model(QWEN3_5_9B, num_hidden_layers=3, **SHORTER)  # a layer of linear attention more
+    of = programs.make_model(QWEN3_5_9B, layers=(0, 3))
+    deep = programs.make_model(QWEN3_5_9B, layers=(0, 1, 3))  # a layer of linear attention more
     key = BucketKey(Phase.DECODE, 32, 32)
     two, three = (each.programs.program(("forward", key)) for each in (of, deep))
     check_forward(three, deep)
@@ -308,6 +293,16 @@ def test_prompts_of_linear_attention(file: dict[str, Any], num_tokens: int):
     assert names == ({"delta_kernel": 2} if is_deterministic else in_tiles)
     bound = extend_bound(of.config, num_tokens, jnp.bfloat16.dtype.itemsize)
     assert (0 if is_deterministic else 2 * bound / 3) <= program.temporary_bytes <= bound
+
+
+def test_a_layer_of_a_short_convolution_has_no_more_launches_than_one_of_attention():
+    """Beside the feed-forward block: a norm, two projections, and three for the convolution with its slots."""
+    file, options = FAMILIES["short-convolutions"]
+    two, three = (programs.make_model(file, num_hidden_layers=count, **options) for count in (2, 3))
+    for key in (BucketKey(Phase.DECODE, 32, 32), BucketKey(Phase.EXTEND, 512, 256)):
+        shallow, deep = (of.programs.program(("forward", key)) for of in (two, three))
+        check_forward(deep, three)
+        assert len(deep.launches) - len(shallow.launches) <= MAX_LAUNCHES
 
 
 @pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent"])

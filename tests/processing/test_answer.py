@@ -163,3 +163,25 @@ def test_n_answers_have_names_and_seeds_of_their_own():
     assert {r.namespace for r in requests} == {"tenant"}
     (single,) = Prompt(rid="p", input_ids=(1,), sampling=SamplingParams()).requests(fresh_seed=99)
     assert (single.rid, single.sampling.sampling_seed) == ("p", 99)
+
+
+@pytest.mark.parametrize(
+    ("fields", "points"),
+    [
+        ({}, ()),
+        ({"snapshot_at": (2, 4)}, (2, 4)),
+        ({"sampling": SamplingParams(n=3)}, (6,)),
+        ({"sampling": SamplingParams(n=3), "snapshot_at": (4, 6)}, (4, 6)),
+        ({"return_logprob": True}, ()),
+        ({"return_logprob": True, "logprob_start_len": 1}, ()),
+        ({"return_logprob": True, "logprob_start_len": 5, "snapshot_at": (2, 6)}, (2, 4, 6)),
+        ({"return_logprob": True, "logprob_start_len": 6}, ()),
+        ({"sampling": SamplingParams(max_new_tokens=0)}, (6,)),
+        ({"sampling": SamplingParams(max_new_tokens=0), "hold": True}, ()),
+    ],
+)
+def test_requests_say_where_they_part_from_others(fields: dict, points: tuple):
+    prompt = Prompt(**{"rid": "p", "input_ids": (1,) * 6, "sampling": SamplingParams()} | fields)
+    made = prompt.requests(0)
+    assert [request.snapshot_at for request in made] == [points] * prompt.sampling.n
+    assert all(request.snapshot_at is made[0].snapshot_at for request in made), "the wire has it once"

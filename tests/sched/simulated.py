@@ -12,9 +12,11 @@ import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import GroupedAllocator, WindowGroup, windows_of
+from jsg.cache.states import StateSlots
+from jsg.cache.windows import GroupedAllocator, WindowGroup, kinds_of, states_of, windows_of
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
+from jsg.kernels_pallas.inputs import Pieces
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE, SHORT_TILE
 from jsg.sched import groups
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
@@ -74,6 +76,8 @@ class SimulatedDevice:
         sizes = [(group or allocator).num_total + 1 for group in self._windows]
         self._kvs = [np.zeros(size * table.page_size, np.int64) for size in sizes]
         self._page_tables = [np.zeros((rows, columns), np.int32) for _ in sizes]
+        slots = states_of(allocator)
+        self._states = None if slots is None else np.zeros(slots.num_total + 1, np.int64)
         self._last_token = np.zeros(rows, np.int32)
         self._vision = np.zeros(1000, np.int64)
         self._vision[NEWLINE_ROW] = NEWLINE
@@ -109,6 +113,8 @@ class SimulatedDevice:
         self._write(batch, parts)
         for entry in batch.entries:
             self._check_row(entry)
+        if self._states is not None:
+            self._run_states(batch, key, table)
         check_groups(batch, table)
         if key.num_groups:
             self._check_group_tiles(batch, parts)
@@ -120,6 +126,8 @@ class SimulatedDevice:
             numbers = allocator if group is None else group._numbers
             free = np.flatnonzero(numbers.is_free(np.arange(len(kv) // self._page_size)))
             kv.reshape(-1, self._page_size)[free] = 0
+        if (slots := states_of(allocator)) is not None and self._states is not None:
+            self._states[slots._numbers.is_free(np.arange(len(self._states)))] = 0
 
     def _program(self, batch: Batch) -> BucketKey:
         """Every other step runs in the largest shape, as if the right one were not compiled yet."""
@@ -177,6 +185,31 @@ class SimulatedDevice:
             found = kv[pages * self._page_size + positions % self._page_size]
             wrong = positions[found != hashes[positions]]
             assert not len(wrong), f"{entry.running.request.rid} reads something else's keys at positions {wrong}"
+
+    def _run_states(self, batch: Batch, key: BucketKey, table: RequestTable) -> None:
+        """Applies each new token to the state of its request, which must be that of exactly the tokens before it.
+
+        Pieces run in any order, so none may read what another one writes.
+        """
+        assert self._states is not None
+        packed = packing.pack_forward(batch, key, table.pages, self._page_size, table.maps, has_states=True)
+        fields = packed[-len(Pieces._fields) * key.num_rows :].reshape(-1, key.num_rows)[:, : len(batch.entries)]
+        pieces = Pieces(*fields.tolist())
+        others = [source for source, target in zip(pieces.sources, pieces.targets, strict=True) if source != target]
+        assert len({*pieces.targets}) == len(pieces.targets) and not {*others} & {*pieces.targets}, "a slot is shared"
+        assert min(*pieces.targets, *pieces.sources) > 0, "a request has the slot of padding"
+        after = {}
+        for entry, source, target, start, length, is_known in zip(
+            batch.entries, pieces.sources, pieces.targets, pieces.positions, pieces.lens, pieces.is_known, strict=True
+        ):
+            hashes, end = self._hashes[entry.place.row], start + length
+            num_there = start + is_known
+            assert not num_there or self._states[source] == hashes[num_there - 1], (
+                f"{entry.running.request.rid} goes on from another state behind {num_there} tokens"
+            )
+            after[target] = hashes[end - 1]
+        for slot, state in after.items():
+            self._states[slot] = state
 
     def _check_group_tiles(self, batch: Batch, parts: PackedInputs) -> None:
         """Every member of a tile has its own hashes in the pages that the tile reads, and is in no other tile."""
@@ -285,7 +318,8 @@ class EngineShape:
     """The knobs of a simulated engine. Units are tokens, of the pool pages.
 
     With `draft_len` so many tokens at most are proposed for every request, and of them that part is right. There may be
-    images where there are `vision_rows`. Layers have these `windows`, or see all tokens if `has_full_layers`.
+    images where there are `vision_rows`. Layers have these `windows`, or see all tokens if `has_full_layers`. A hybrid
+    keeps `num_states` states of prefixes.
     """
 
     num_pages: int = 32
@@ -309,17 +343,21 @@ class EngineShape:
     windows: tuple[Window, ...] = ()
     part_rate: float = 1.0
     has_full_layers: bool = True
+    num_states: int | None = None
 
     def allocator(self) -> PageAllocator:
         """With windows there are parts for that share of the pages, and at least for a window and a chunk."""
-        if not self.windows:
+        if not self.windows and self.num_states is None:
             return PageAllocator(self.num_pages + 1)
         groups = []
         for window in self.windows:
             least = -(-(window.length - 1) // self.page_size) + 1 + -(-self.chunk // self.page_size)
             num_parts = min(max(int(self.num_pages * self.part_rate), least), self.num_pages)
             groups.append(WindowGroup(window, self.num_pages + 1, num_parts + 1, self.page_size))
-        return GroupedAllocator(self.num_pages + 1, groups, has_layers=self.has_full_layers)
+        states = None
+        if self.num_states is not None:
+            states = StateSlots(self.num_pages + 1, self.max_running, self.num_states, self.page_size)
+        return GroupedAllocator(self.num_pages + 1, groups, states, has_layers=self.has_full_layers)
 
     @property
     def vision(self) -> VisionShape | None:
@@ -339,7 +377,7 @@ class SimulatedEngine:
         self.shape = shape
         self.model = model or TokenModel()
         self.allocator = shape.allocator()
-        kinds = windows_of(self.allocator)
+        kinds = kinds_of(self.allocator)
         self.cache = RadixCache(shape.page_size, self.allocator, kinds=kinds, enabled=shape.has_cache)
         buckets = make_test_buckets(
             shape.max_running, shape.chunk, has_decode=shape.has_decode, shares_prefixes=shape.shares_prefixes

@@ -419,8 +419,8 @@ def test_what_cannot_fit_is_refused():
     engine = make_engine(num_pages=12, page_size=4)
     with pytest.raises(RequestError, match="12 pages"):
         engine.add(joined("copies", max_new=3))
-    changed = mock.patch.object(engine.scheduler.table, "_states", (object(),))
-    with changed, pytest.raises(RequestError, match="state of each request"):
+    engine = make_engine(num_pages=50, num_states=4)
+    with pytest.raises(RequestError, match="state of each request"):
         engine.add(joined("kinds", max_new=3))
     assert engine.scheduler.is_idle
 

@@ -34,8 +34,10 @@ class Traffic:
 
 
 def random_prompt(rng: random.Random, longest: int) -> tuple[int, ...]:
-    """A prompt that shares prefixes of all lengths with the others: a few branches, then its own end."""
+    """A prompt that shares prefixes of all lengths with the others: a few branches, then its own end; or one of two."""
     shared = random.Random(rng.randrange(2)).choices(range(VOCAB), k=longest)
+    if rng.random() < 0.1:
+        return tuple(shared[: longest // 2]) or (0,)
     tokens = shared[: rng.randrange(longest)]
     while len(tokens) < longest and rng.random() < 0.6:
         tokens += [rng.randrange(2)] * rng.randrange(1, 5)
@@ -64,6 +66,8 @@ def random_request(rng: random.Random, rid: str, shape: EngineShape) -> Request:
         priority=rng.choice(PRIORITIES),
         return_cache_info=rng.random() < 0.3,
         post=POSTS[zlib.crc32(rid.encode()) % len(POSTS)],
+        snapshot_at=tuple(end for end in range(1, len(prompt) + 1) if zlib.crc32(f"{rid} {end}".encode()) % 9 == 0),
+        turn_end=zlib.crc32(rid[::-1].encode()) % (len(prompt) + 1),
     )
 
 
@@ -137,6 +141,9 @@ def play_traffic(num_examples: int, **fields: st.SearchStrategy[Any]) -> Counter
         happened["passed"] += sum(answer.num_bypassed > shape.max_bypass_tokens for answer in answers)
         happened["drafts"] += engine.num_drafts
         happened["lacking"] += sum(len(batch.lacking) for batch in engine.batches)
+        entries = [entry for batch in engine.batches for entry in batch.entries]
+        happened["snapshots"] += sum(entry.state_source != entry.state_slot for entry in entries)
+        happened["read again"] += sum(entry.is_known for entry in entries)
         happened["drafts beside chunks"] += sum(
             batch.has_drafts and any(entry.num_new > 1 + entry.num_drafts for entry in batch.entries)
             for batch in engine.batches
@@ -202,7 +209,7 @@ def test_a_recorded_trace_replays_exactly(policy: str):
     shape = EngineShape(num_pages=24, page_size=2, max_running=6, policy=policy, conservativeness=0.1)
 
     def record(seed: int) -> list[object]:
-        engine = run_traffic(shape, Traffic(seed, num_requests=18, burst=10, abort_rate=0.1))
+        engine = run_traffic(shape, Traffic(seed, num_requests=24, burst=10, abort_rate=0.1))
         assert engine.scheduler.totals.num_retracts > 0 and engine.cache.stats().evicted_tokens > 0
         return [
             (b.key, b.dirty_rows, [(e.running.request.rid, e.place.row, e.start, e.num_new) for e in b.entries])
@@ -234,3 +241,19 @@ def test_freeing_pages_behind_windows_changes_no_answer():
 def test_freeing_pages_behind_windows_changes_no_answer_at_length():
     happened = play_traffic(150, policy=ANY_POLICY, overlaps=st.booleans(), **WINDOWS)
     check_wild(happened, (*COMMON, "drafts", "lacking"), 50)
+
+
+STATES = {"num_states": st.sampled_from([0, 1, 3, 8, 30]), "num_pages": st.integers(14, 60)}
+
+
+def test_states_of_prefixes_change_no_answer():
+    """Hybrids: each token is applied to a state once, whoever goes on from whose."""
+    happened = play_traffic(40, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
+    check_wild(happened, (*COMMON, "snapshots"), 20)
+    check_wild(happened, ("read again",), 5)
+
+
+@pytest.mark.slow
+def test_states_of_prefixes_change_no_answer_at_length():
+    happened = play_traffic(200, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
+    check_wild(happened, (*COMMON, "snapshots", "read again"), 50)

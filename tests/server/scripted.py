@@ -184,10 +184,13 @@ class ScriptedServer:
         http: Talks to the application.
     """
 
-    def __init__(self, tokenizer_dir: Path, *, model_dir: Path | None = None, **knobs: Any) -> None:
+    def __init__(
+        self, tokenizer_dir: Path, *, model_dir: Path | None = None, info: ModelInfo = INFO, **knobs: Any
+    ) -> None:
         """With the pictures that the model in `model_dir` takes, if there is one."""
         self.tokenizer = _tokenizer(tokenizer_dir)
         self.engine = ScriptedClient(self.tokenizer)
+        self.engine.info = info
         client: Any = self.engine
         config = ServerConfig(**knobs)
         door = FrontDoor()
@@ -196,7 +199,7 @@ class ScriptedServer:
         if model_dir is not None:
             reader = ModelMediaReader.of_model(model_dir, self.tokenizer, media_limits(config))
         media = MediaSources(reader, door.threads, config)
-        chat = ChatPrompt(self.tokenizer, INFO.max_request_tokens, reader)
+        chat = ChatPrompt(self.tokenizer, info.max_request_tokens, reader, caches_states=info.caches_states)
         door.front = Front(client, generator, chat, door.threads, EngineConfig(model_path="fake"), config, media)
         self.http = TestClient(create_app(door, config), "http://localhost", raise_server_exceptions=False)
 

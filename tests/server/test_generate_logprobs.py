@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from jsg.processing.answer import Answer
-from jsg.server.native.generate import PIECE_SCORES
+from jsg.server.shared.answers import PIECE_SCORES
 from tests.server.running import events_of
 from tests.server.test_generate import error_of, generate
 

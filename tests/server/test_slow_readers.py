@@ -2,9 +2,9 @@
 
 import asyncio
 import copy
+import functools
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
 
 import pytest
@@ -12,13 +12,14 @@ from starlette.requests import Request as HttpRequest
 
 from jsg.engine.front.client import EngineClient
 from jsg.errors import ContextLengthError, JsgError, RequestError
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
+from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import Generator
-from jsg.server.http.event_stream import Event, respond_with_events
-from jsg.server.http.json_pieces import AT_ONCE, PIECE_BYTES, list_pieces, respond_in_pieces
-from jsg.server.native.generate import PIECE_SCORES, _LogprobsJson
+from jsg.server.http.event_stream import COMMENT, Event, respond_with_events
+from jsg.server.http.json_pieces import AT_ONCE, PIECE_BYTES, JsonLists, json_pieces, list_pieces
+from jsg.server.http.long_response import respond_in_pieces
+from jsg.server.loop_share import UNITS, LoopShare
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 50
@@ -97,33 +98,80 @@ def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
     assert asyncio.run(main()) == list(TEXT)
 
 
-class Scored:
-    """An answer with five log-probabilities, each of which is a piece; notes in which turn of the loop it was asked."""
+def test_readers_of_long_lists_share_the_turns_of_the_loop():
+    turn, made, share = 0, list[int](), LoopShare()
 
-    request = SimpleNamespace(return_logprob=True, top_logprobs_num=PIECE_SCORES, token_ids_logprob=())
-    logprobs = range(5)
+    def show(start: int, stop: int) -> dict[str, list[int]]:
+        made.extend([turn] * (stop - start))
+        return {"ids": [*range(start, stop)], "names": [str(number) for number in range(start, stop)]}
 
-    def __init__(self, asked: Callable[[], None]) -> None:
-        self._asked = asked
+    async def read() -> bytes:
+        sent = list[bytes]()
 
-    def shown_logprobs(self, _texts: object, start: int, stop: int) -> dict[str, list[int]]:
-        if start < stop:
-            self._asked()
-        return {"scores": list(self.logprobs[start:stop])}
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
 
+        async def receive() -> dict[str, Any]:
+            return await asyncio.Future()
 
-def test_of_all_readers_of_logprobs_one_gets_a_piece_in_a_turn_of_the_loop():
-    async def read() -> None:
-        turn, asked, writing = 0, [], asyncio.Lock()
-        answers = [cast(Answer, Scored(lambda: asked.append(turn))) for _ in range(4)]
-        working = asyncio.gather(*(_LogprobsJson(each, None, writing).shown(with_prompt=False) for each in answers))
+        lists = JsonLists(show, 1)
+        pieces = json_pieces([lists.until(3), lists.until(5) | {"end": None}])
+        response = await respond_in_pieces(pieces, functools.partial(share.turn, ""))
+        await response({"type": "http", "headers": []}, receive, send)
+        return b"".join(sent)
+
+    async def read_all() -> list[bytes]:
+        nonlocal turn
+        working = asyncio.gather(*(read() for _ in range(30)))
         while not working.done():
             turn += 1
             await asyncio.sleep(0)
-        assert [bytes(made["scores"]) for made in working.result()] == [b"[0,1,2,3,4]"] * 4
-        assert len(asked) == len(set(asked)) == 20
+        return working.result()
 
-    asyncio.run(read())
+    for body in asyncio.run(read_all()):
+        first, second = json.loads(body)
+        assert first == {"ids": [0, 1, 2], "names": ["0", "1", "2"]}
+        assert second == {"ids": [0, 1, 2, 3, 4], "names": ["0", "1", "2", "3", "4"], "end": None}
+    assert len(made) == 30 * 5
+    assert max(map(made.count, made)) <= UNITS + 1
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bool):
+    """Its first list is made in four turns, in which comments are due."""
+    num_turns, sent = 0, list[bytes]()
+
+    async def events() -> AsyncGenerator[Event]:
+        lists = JsonLists(lambda start, stop: {"texts": ["\u2028"] * (stop - start)}, 2)
+        yield {"type": "a", "long": lists.until(8)["texts"], "short": list_pieces([1, 2])}
+        await asyncio.sleep(0.02)
+        yield {"type": "b"}
+
+    async def main() -> None:
+        async def receive() -> dict[str, Any]:
+            return await asyncio.Future()
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+
+        async def turn() -> None:
+            nonlocal num_turns
+            num_turns += 1
+            await asyncio.sleep(0.005)
+
+        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+        response = await respond_with_events(
+            HttpRequest(scope, receive), events(), named=named, beat_s=0.001, turn=turn
+        )
+        await response(scope, receive, send)
+
+    asyncio.run(main())
+    name = b"event: a\n" if named else b""
+    escaped = b",".join([b'"\\u2028"'] * 8)
+    whole = name + b'data: {"type":"a","long":[' + escaped + b'],"short":[1,2]}\n\n'
+    body = b"".join(sent)
+    assert body.startswith(whole) and num_turns == 4
+    assert COMMENT in body[len(whole) :] and body[len(whole) :].replace(COMMENT, b"").count(b"data: {") == 1
 
 
 def test_a_failure_reaches_a_slow_reader(tokenizer):

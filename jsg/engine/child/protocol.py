@@ -128,6 +128,8 @@ class ModelInfo:
         page_size: KV slots in one page.
         caches_prefixes: Whether requests share prefixes: unless the user turned that off, or a layer keeps a state of
             each request.
+        caches_states: Whether the prefix cache keeps snapshots of the states of requests, since layers need them. A
+            prefix can be used only where one was kept, so requests say where that is worth it (`Request.snapshot_at`).
         memory_plan: The bytes of each part of the memory plan, on one device, by its name for people.
         embedder: How vectors are made; None where the model generates text.
     """
@@ -144,6 +146,7 @@ class ModelInfo:
     max_request_tokens: int
     page_size: int
     caches_prefixes: bool = True
+    caches_states: bool = False
     memory_plan: Mapping[str, int] = dataclasses.field(default_factory=dict)
     embedder: Embedder | None = None
 

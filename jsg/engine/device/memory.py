@@ -22,6 +22,10 @@ from jsg.window import Window
 
 CPU_POOL_BYTES = 2**30
 """The KV pool on a CPU unless `--max-total-tokens` is given: host memory has other users."""
+STATES_FRACTION = 0.25
+"""The part of the memory beside the weights, or on a CPU of a KV pool's, that states of prefixes take at most."""
+LEAST_STATES = 8
+"""States of prefixes that are kept at least unless `--max-states` is given."""
 IMAGES_KEPT = 8
 """Encoded images of the largest size that the vision pool holds at least, unless `--vision-cache-size` is given."""
 DEVICE_VISION_BYTES = 2**30
@@ -50,7 +54,8 @@ class MemoryPlan:
         temporary_bytes: Intermediate results and outputs of the largest step.
         table_bytes: Page table, penalty tables and token masks.
         vision_bytes: Encoded images.
-        state_bytes: States of requests, in layers that keep no keys.
+        state_bytes: States of requests and of prefixes, in layers that keep no keys.
+        num_states: How many of them are of prefixes.
         reserve_bytes: Memory that is not planned.
         pool_tokens: KV slots, without the dump page.
         bytes_per_token: Keys and values of one token in all layers.
@@ -67,6 +72,7 @@ class MemoryPlan:
     bytes_per_token: int
     vision_bytes: int = 0
     state_bytes: int = 0
+    num_states: int = 0
     windows: tuple[WindowPool, ...] = ()
     advice: str = ""
 
@@ -235,13 +241,13 @@ def plan_memory(
     context_length: int,
     chunk: int,
     vision_bytes: int = 0,
-    state_bytes: int = 0,
+    bytes_per_state: int = 0,
     num_devices: int = 1,
 ) -> MemoryPlan:
     """Sizes the KV pool: `--max-total-tokens`, or all memory that is left, up to what running requests could ever use.
 
-    All bytes are those of one device, but `state_bytes`, the states of all slots. Several devices share the key-value
-    heads and the states. `chunk` are the new tokens of a step at most.
+    All bytes are those of one device, but `bytes_per_state`, those of all layers' states of a request. Several devices
+    share the key-value heads and the states. `chunk` are the new tokens of a step at most.
 
     Raises:
         MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
@@ -261,7 +267,10 @@ def plan_memory(
     tables += NUM_MASKS * 4 * num_words(model.vocab_size)
     per_token = model.kv_bytes_per_token(kv_itemsize) // num_devices
     reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
-    state_bytes //= num_devices
+    bytes_per_state //= num_devices
+    left = (CPU_POOL_BYTES // num_devices) if platform == "cpu" else limit_bytes - weights_bytes - reserve
+    num_states = _num_states(config, max_running, bytes_per_state, left)
+    state_bytes = (1 + max_running + num_states) * bytes_per_state
     left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - state_bytes - reserve
     fits = sizes.tokens_in(max(left, 0) - page_size * per_token) // page_size * page_size
     if platform == "gpu" and kv_itemsize == 1:
@@ -284,11 +293,12 @@ def plan_memory(
         bytes_per_token=per_token,
         vision_bytes=vision_bytes,
         state_bytes=state_bytes,
+        num_states=num_states,
         windows=sizes.window_pools(pool_tokens, room - page_size * per_token),
         advice=_advice(config, weights_bytes, sizes.num_bytes(max(fits, 0))) if is_cut else "",
     )
     if pool_tokens > fits:
-        fewer = ", or --max-running-requests" if state_bytes else ""
+        fewer = ", --max-running-requests or --max-states" if state_bytes else ""
         raise MemoryPlanError(
             f"the KV pool must hold {pool_tokens} tokens, but memory is left for {max(fits, 0)}; lower "
             f"--context-length or --max-total-tokens{fewer}, raise --mem-fraction-static, or choose a smaller model "
@@ -296,6 +306,24 @@ def plan_memory(
             max(fits, 0),
         )
     return plan
+
+
+def _num_states(config: EngineConfig, max_running: int, bytes_per_state: int, left_bytes: int) -> int:
+    """How many states of prefixes are kept: `--max-states`, or two for each of the requests that may run.
+
+    By default they take no more than a part of what weights leave, since each takes the memory of many tokens.
+
+    Raises:
+        ConfigError: The model has no states.
+    """
+    if config.max_states and not bytes_per_state:
+        raise ConfigError("--max-states needs a model with linear attention or convolutions; leave it out")
+    if not bytes_per_state or config.disable_radix_cache:
+        return 0
+    if config.max_states is not None:
+        return config.max_states
+    most = max(int(left_bytes * STATES_FRACTION) // bytes_per_state, LEAST_STATES)
+    return min(2 * max_running, most)
 
 
 def _advice(config: EngineConfig, weights_bytes: int, pool_bytes: int) -> str:

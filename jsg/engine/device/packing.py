@@ -79,8 +79,9 @@ def pack_forward(
     if key.num_groups:
         _fill_groups(groups, batch)
     if has_states:
-        slots, is_known = ([getattr(entry, name) for entry in batch.entries] for name in ("state_slot", "is_known"))
-        parts[PIECES].reshape(-1, key.num_rows)[:, : len(lens)] = ends - lens, lens, slots, slots, starts, is_known
+        named = ("state_source", "state_slot", "is_known")
+        sources, targets, is_known = ([getattr(entry, name) for entry in batch.entries] for name in named)
+        parts[PIECES].reshape(-1, key.num_rows)[:, : len(lens)] = ends - lens, lens, sources, targets, starts, is_known
     return packed
 
 

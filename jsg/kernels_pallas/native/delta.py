@@ -125,6 +125,10 @@ def _emit(shape: _Shape, module: ir.Module, name: str) -> None:
         call = _Call.of(buffers)
         return call.lens.sizes[0] * call.joint.sizes[1]
 
+    def clear(function: Function, buffers: list[Buffer]) -> None:
+        call = _Call.of(buffers)
+        clear_padding(shape.kind, function, call.lens, call.out)
+
     def item(function: Function, buffers: list[Buffer], index: Value) -> None:
         call = _Call.of(buffers)
         piece = index // call.joint.sizes[1]
@@ -132,21 +136,41 @@ def _emit(shape: _Shape, module: ir.Module, name: str) -> None:
         with function.when(function.constant(0) < run.length):
             run.emit()
 
-    emit_handler(module, Kernel(name, ranks, 3, num_items, item, functools.partial(_clear_padding, shape)))
+    emit_handler(module, Kernel(name, ranks, 3, num_items, item, clear))
 
 
-def _clear_padding(shape: _Shape, function: Function, buffers: list[Buffer]) -> None:
+def clear_padding(kind: str, function: Function, lens: Buffer, out: Buffer) -> None:
     """Zeros for the tokens in no piece, which come last."""
-    call, total = _Call.of(buffers), Variable(function, function.constant(0))
-    with function.loop(call.lens.sizes[0]) as piece:
-        total.set(total.get() + _integer(function, call.lens, piece))
-    width = call.out.sizes[1] * call.out.sizes[2]
-    with function.loop(call.out.sizes[0] * width, start=total.get() * width, step=LANES) as at:
-        function.store_as(shape.kind, function.zeros(), call.out.data, at * shape.item_bytes)
+    total = Variable(function, function.constant(0))
+    with function.loop(lens.sizes[0]) as piece:
+        total.set(total.get() + integer(function, lens, piece))
+    width = out.sizes[1] * out.sizes[2]
+    with function.loop(out.sizes[0] * width, start=total.get() * width, step=LANES) as at:
+        function.store_as(kind, function.zeros(), out.data, at * ITEM_BYTES[kind])
 
 
-def _integer(function: Function, buffer: Buffer, index: Value) -> Value:
+def integer(function: Function, buffer: Buffer, index: Value) -> Value:
+    """A field of a piece."""
     return function.widened(function.load(INT32, buffer.data, index * 4))
+
+
+def bring_states(
+    function: Function, num_bytes: int, source: Value, target: Value, is_there: Value, is_fresh: Value
+) -> None:
+    """Zeros at the beginning of a sequence, else the states of the source, unless they are there."""
+    is_moved = function.chosen(is_there, function.constant(0), function.constant(1))
+    end = function.chosen(is_fresh, function.constant(num_bytes), is_moved * num_bytes)
+    with function.loop(end, step=4 * LANES) as at:
+        numbers = load_panel(function, source, at)
+        function.store(function.chosen(is_fresh, function.zeros(), numbers), target, at)
+
+
+def product(function: Function, numbers: list[Value], others: list[Value]) -> Value:
+    """The sum of the products of two rows."""
+    total = function.zeros()
+    for x, y in zip(numbers, others, strict=True):
+        total = function.fused(x, y, total)
+    return function.total(total)
 
 
 class _Piece:
@@ -154,7 +178,7 @@ class _Piece:
 
     def __init__(self, shape: _Shape, function: Function, call: _Call, piece: Value, head: Value):
         self._shape, self._function, self._call, self._head = shape, function, call, head
-        numbers = (_integer(function, field, piece) for field in call.pieces)
+        numbers = (integer(function, field, piece) for field in call.pieces)
         self._start, self.length, self._source, self._target, self._position, self._is_known = numbers
         self._heads = call.joint.sizes[1]
         self._mixed = function.buffer(4 * shape.mixed)
@@ -176,16 +200,13 @@ class _Piece:
         self._keep_inputs()
 
     def _bring_states(self) -> None:
-        """Zeros at the beginning of a sequence, else the states of the source, if it is another slot."""
+        """The states of all heads of this key head."""
         function, num_bytes = self._function, self._shape.group * self._shape.keys * self._shape.values * 4
         states = self._call.states.data
-        source, target = ((slot * self._heads + self._head) * num_bytes for slot in (self._source, self._target))
-        is_first = function.both(self._position.equals(0), self._is_known.equals(0))
-        is_moved = function.chosen(self._source.equals(self._target), function.constant(0), function.constant(1))
-        end = function.chosen(is_first, function.constant(num_bytes), is_moved * num_bytes)
-        with function.loop(end, step=4 * LANES) as at:
-            numbers = load_panel(function, states, source + at)
-            function.store(function.chosen(is_first, function.zeros(), numbers), states, target + at)
+        slots = (self._source, self._target)
+        places = [function.address(states, (slot * self._heads + self._head) * num_bytes) for slot in slots]
+        is_fresh = function.both(self._position.equals(0), self._is_known.equals(0))
+        bring_states(function, num_bytes, *places, self._source.equals(self._target), is_fresh)
 
     def _convolve(self, token: Value, offset: Value) -> None:
         """The convolution and SiLU of one token, from the oldest tap on."""
@@ -247,12 +268,12 @@ class _Piece:
         with function.loop(shape.values) as row:
             line = function.address(state, row * (shape.keys * 4))
             numbers = [load_panel(function, line, 4 * i) * decays(4 * i) for i in range(0, shape.keys, LANES)]
-            seen = self._product(numbers, key)
+            seen = product(function, numbers, key)
             difference = function.spread((load_number(function, values, row * 4) - seen) * strength)
             numbers = [function.fused(difference, k, x) for k, x in zip(key, numbers, strict=True)]
             for i, x in enumerate(numbers):
                 function.store(x, line, i * LANES * 4)
-            function.store(self._product(numbers, query), self._made, row * 4)
+            function.store(product(function, numbers, query), self._made, row * 4)
 
     def _decays(self, at: Value, is_known: Value) -> Callable[[int], Value]:
         """What multiplies a row of the state, at an offset."""
@@ -265,12 +286,6 @@ class _Piece:
             decays = load_panel(function, data, at * shape.keys + i)
             function.store(function.chosen(is_known, function.like(decays, 1.0), decays), self._of_keys, i)
         return lambda i: load_panel(function, self._of_keys, i)
-
-    def _product(self, numbers: list[Value], others: list[Value]) -> Value:
-        total = self._function.zeros()
-        for x, y in zip(numbers, others, strict=True):
-            total = self._function.fused(x, y, total)
-        return self._function.total(total)
 
     def _write_output(self, token: Value, member: Value) -> None:
         """The output of one head, normed, then multiplied by its gate."""

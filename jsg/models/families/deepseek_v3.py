@@ -16,18 +16,22 @@ LATENT_EPS = 1e-6
 
 
 def attention(
-    config: Fields, own_rope_fields: AbstractSet[str] = frozenset(), query_scale: QueryScaleSpec | None = None
+    config: Fields,
+    own_rope_fields: AbstractSet[str] = frozenset(),
+    query_scale: QueryScaleSpec | None = None,
+    *,
+    has_rope: bool = True,
 ) -> LatentSpec:
     """`attention_bias` means the projections of the residual stream to ranks, and the one after attention."""
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     kv_heads = config.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     config.require(kv_heads == heads, "num_key_value_heads", f"be {heads}, the number of heads", kv_heads)
-    rope = read_rope(config, own_rope_fields)
-    rope = dataclasses.replace(rope, is_interleaved=is_on(config, "rope_interleave"))
+    rope = read_rope(config, own_rope_fields) if has_rope else None
+    rope = rope and dataclasses.replace(rope, is_interleaved=is_on(config, "rope_interleave"))
     plain, turned, value = (
         config.integer(name, high=MAX_HEAD_DIM) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
-    config.require(turned % 2 == 0, "qk_rope_head_dim", "be even, for rope turns pairs", turned)
+    config.require(turned % 2 == 0 or not has_rope, "qk_rope_head_dim", "be even, for rope turns pairs", turned)
     return LatentSpec(
         heads=heads,
         query_rank=config.integer("q_lora_rank") if config.get("q_lora_rank") is not None else None,
@@ -35,7 +39,7 @@ def attention(
         plain_dim=plain,
         rope_dim=turned,
         value_dim=value,
-        scale=(plain + turned) ** -0.5 * _growth(config, rope.type) ** 2,
+        scale=(plain + turned) ** -0.5 * (_growth(config, rope.type) if rope else 1.0) ** 2,
         rope=rope,
         query_scale=query_scale,
         has_bias=config.flag("attention_bias", default=False),

@@ -1,7 +1,6 @@
 """GLM-4.5, 4.6 and 4.7: experts by sigmoids that a bias changes for the choice, and half of each head with rope."""
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -36,17 +35,23 @@ SIGMOIDS: dict[str, Any] = {
 
 
 def mlp(
-    config: Fields, *, choice: Mapping[str, Any], dense: AbstractSet[int] | None = None, **of_experts: Any
+    config: Fields,
+    *,
+    choice: Mapping[str, Any],
+    count_field: str = "n_routed_experts",
+    kinds_field: str | None = None,
+    **of_experts: Any,
 ) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer. Some have no experts. Others choose from the best groups.
 
     Args:
         config: The fields.
         choice: Fields of `ChoiceSpec` that no field of the file gives.
-        dense: The layers without experts; None for the first ones.
+        count_field: The field with the number of experts.
+        kinds_field: The field that may say which layers have none; without it they are the first ones.
         **of_experts: What else `read_experts` is given.
     """
-    count = config.integer("n_routed_experts", high=MAX_EXPERTS)
+    count = config.integer(count_field, high=MAX_EXPERTS)
     groups = config.integer("n_group", high=MAX_EXPERTS)
     kept = config.integer("topk_group", high=groups)
     length, inner = count // groups, config.integer("moe_intermediate_size")
@@ -54,7 +59,7 @@ def mlp(
     config.require(is_even, "n_group", f"divide {count} experts into groups of at least two", groups)
     experts = read_experts(
         config,
-        "n_routed_experts",
+        count_field,
         "moe_intermediate_size",
         choice={
             "groups": groups,
@@ -69,9 +74,13 @@ def mlp(
     )
     per_token = experts.router.choice.per_token
     config.require(kept * length >= per_token, "topk_group", f"be groups of at least {per_token} experts", kept)
-    if dense is None:
-        dense = frozenset(range(config.integer("first_k_dense_replace", low=0, high=MAX_LAYERS)))
-    return [read_feed_forward(config) if layer in dense else experts for layer in range(num_layers(config))]
+    layers, kinds = num_layers(config), config.get(kinds_field) if kinds_field else None
+    if kinds is None:
+        num_dense = config.integer("first_k_dense_replace", low=0, high=MAX_LAYERS)
+        kinds = ["dense" if layer < num_dense else "sparse" for layer in range(layers)]
+    ok = isinstance(kinds, list) and len(kinds) == layers and all(kind in ("dense", "sparse") for kind in kinds)
+    config.require(ok, kinds_field or "", f"be {layers} of dense or sparse", kinds)
+    return [read_feed_forward(config) if kind == "dense" else experts for kind in kinds]
 
 
 FAMILY = PLAIN.variant(

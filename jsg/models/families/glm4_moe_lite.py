@@ -1,20 +1,10 @@
 """GLM-4.7-Flash: the layers of DeepSeek V3, of which a list may say which ones have no experts."""
 
-from jsg.fields import Fields
-from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
+from functools import partial
+
 from jsg.models.families import deepseek_v3, glm4_moe
-from jsg.models.parts import num_layers
 
-
-def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
-    """The feed-forward block of each layer. If the file does not say, the first has no experts."""
-    count, dense = num_layers(config), frozenset({0})
-    if (kinds := config.get("mlp_layer_types")) is not None:
-        ok = isinstance(kinds, list) and len(kinds) == count and all(kind in ("dense", "sparse") for kind in kinds)
-        config.require(ok, "mlp_layer_types", f"be {count} of dense or sparse", kinds)
-        dense = frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
-    return glm4_moe.mlp(config, **glm4_moe.SIGMOIDS, dense=dense)
-
+MLP = {**glm4_moe.SIGMOIDS, "kinds_field": "mlp_layer_types"}
 
 FAMILY = deepseek_v3.FAMILY.variant(
     architecture="Glm4MoeLiteForCausalLM",
@@ -41,9 +31,9 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "routed_scaling_factor": 1.8,
         "num_nextn_predict_layers": 0,
         "mlp_layer_types": None,
+        "first_k_dense_replace": 1,
     },
-    without="first_k_dense_replace",
     ignored=deepseek_v3.FAMILY.ignored - {"head_dim"},
     aliases={**deepseek_v3.FAMILY.aliases, "head_dim": "qk_rope_head_dim"},
-    mlp=mlp,
+    mlp=partial(glm4_moe.mlp, **MLP),
 )

@@ -8,9 +8,11 @@ from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import qwen2, qwen2_moe
 from jsg.models.parts import (
     FULL,
+    LINEAR,
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
+    MAX_TAPS,
     num_layers,
     read_attention,
     read_eps,
@@ -18,10 +20,8 @@ from jsg.models.parts import (
 )
 from jsg.models.spec import Mixer
 
-LINEAR = "linear_attention"
 GATED = tuple(f"self_attn.{name}_proj" for name in "qkvq")
 KINDS = (LINEAR, FULL)
-MAX_TAPS = 16
 WIDE = {"is_wide": True, "adds_one": True}
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 """How positions of pictures turn heads. Those of text are the same in all sections."""
@@ -40,8 +40,8 @@ def attention(config: Fields, projections: tuple[str, ...], gates: tuple[str, ..
         value_dim=config.integer("linear_value_head_dim", high=MAX_HEAD_DIM),
         taps=taps,
         eps=read_eps(config),
-        projections=tuple(f"linear_attn.{name}" for name in projections),
-        gates=tuple(f"linear_attn.{name}" for name in gates),
+        projections=projections,
+        gates=gates,
     )
     full: dict[str, Any] = {"is_partial": True, "own_rope_fields": SECTIONS, "bias": "attention_bias"}
     return {FULL: read_attention(config, **full, qk_norm=WIDE, projections=GATED), LINEAR: linear}
@@ -49,10 +49,13 @@ def attention(config: Fields, projections: tuple[str, ...], gates: tuple[str, ..
 
 def kinds(config: Fields) -> list[str]:
     """If the file does not say, every so-manyth layer is full."""
-    named, count = config.get("layer_types"), num_layers(config)
     every = config.integer("full_attention_interval", high=MAX_LAYERS)
-    if named is None:
-        named = [LINEAR if layer % every else FULL for layer in range(1, count + 1)]
+    return named_kinds(config, [LINEAR if layer % every else FULL for layer in range(1, num_layers(config) + 1)])
+
+
+def named_kinds(config: Fields, unnamed: list[str]) -> list[str]:
+    """The kinds that the file names, or these. At least one is full."""
+    named, count = config.get("layer_types", unnamed), len(unnamed)
     ok = isinstance(named, list) and len(named) == count and all(kind in KINDS for kind in named) and FULL in named
     config.require(ok, "layer_types", f"be {count} of {' or '.join(KINDS)}, at least one of them {FULL}", named)
     return named

@@ -2,23 +2,24 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, final
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from jsg.errors import JsgError
 from jsg.server.http.failures import INTERNAL_ERROR, told_error
+from jsg.server.http.json_pieces import json_pieces, next_piece
 
 logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 Events = Event | list[Event]
-"""An event, or several that are sent in one piece, which costs little more than one."""
+"""An event, or several that are sent together, which costs little more than one. Its JSON is that of `json_pieces`."""
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Of every stream. With the second, nginx and what is built on it pass each event on at once."""
@@ -51,8 +52,17 @@ async def _left(request: Request) -> None:
         pass
 
 
+async def _yield_to_others() -> None:
+    await asyncio.sleep(0)
+
+
 async def respond_with_events(
-    request: Request, events: AsyncGenerator[Events], *, named: bool = False, beat_s: float | None = None
+    request: Request,
+    events: AsyncGenerator[Events],
+    *,
+    named: bool = False,
+    beat_s: float | None = None,
+    turn: Callable[[], Awaitable[None]] = _yield_to_others,
 ) -> Response:
     """A response that streams the events, at least one.
 
@@ -67,13 +77,14 @@ async def respond_with_events(
             and `[DONE]` ends the stream.
         beat_s: Seconds between comments in the stream; proxies would take a connection that is silent for long for a
             dead one. None sends no comments.
+        turn: Waits until more of a long event may be made.
     """
 
     async def first_event() -> Events:
         return await anext(events)
 
     first = await until_disconnect(request, first_event())
-    return _EventStream(request.scope, first, events, named=named, beat_s=beat_s)
+    return _EventStream(request.scope, first, events, named=named, beat_s=beat_s, turn=turn)
 
 
 @final
@@ -81,7 +92,14 @@ class _EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, scope: Scope, first: Events, events: AsyncGenerator[Events], *, named: bool, beat_s: float | None
+        self,
+        scope: Scope,
+        first: Events,
+        events: AsyncGenerator[Events],
+        *,
+        named: bool,
+        beat_s: float | None,
+        turn: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
@@ -91,6 +109,8 @@ class _EventStream(Response):
         self._encode = _encode_named if named else _encode
         self._ending = b"" if named else b"data: [DONE]\n\n"
         self._beat_s = beat_s
+        self._turn = turn
+        self._is_inside = False  # of an event that is sent in pieces
         self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,13 +127,16 @@ class _EventStream(Response):
         async def send_body(body: bytes, *, more_body: bool = True) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
+        async def beat() -> None:
+            if not self._is_inside:  # clients get something anyway
+                await send_body(COMMENT)
+
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         event = self._first
         try:
-            async with _beating(send_body, self._beat_s):
+            async with _beating(beat, self._beat_s):
                 while event is not None:
-                    some = event if isinstance(event, list) else [event]
-                    await send_body(b"".join(map(self._encode, some)))
+                    await self._send(event if isinstance(event, list) else [event], send_body)
                     # Neither the next event nor a send to a client that has left needs to wait. Without this line no
                     # other task would run, and nobody would notice that the client has left. One event has all that
                     # a slow client has not read, so making it may take long, and is not done for one that has left.
@@ -125,8 +148,21 @@ class _EventStream(Response):
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")
                 error = JsgError(INTERNAL_ERROR)
-            await send_body(self._encode(self._failure(error)))
+            await send_body(b"".join(self._encode(self._failure(error))))
         await send_body(self._ending, more_body=False)
+
+    async def _send(self, events: list[Event], send_body: Callable[[bytes], Awaitable[None]]) -> None:
+        pieces, is_last = itertools.chain.from_iterable(map(self._encode, events)), False
+        try:
+            while not is_last:
+                piece, is_last = next_piece(pieces)
+                self._is_inside = not is_last
+                if piece:
+                    await send_body(piece)
+                if not is_last:
+                    await self._turn()
+        finally:
+            self._is_inside = False
 
     def _failure(self, error: JsgError) -> Event:
         body = told_error(self._scope, error)
@@ -136,18 +172,18 @@ class _EventStream(Response):
 
 
 @contextlib.asynccontextmanager
-async def _beating(send_body: Callable[[bytes], Awaitable[None]], beat_s: float | None) -> AsyncGenerator[None]:
-    """Sends comments in the background. An event is sent in one piece, so no comment comes inside of one."""
+async def _beating(beat: Callable[[], Awaitable[None]], every_s: float | None) -> AsyncGenerator[None]:
+    """Sends comments in the background."""
 
-    async def beat(every_s: float) -> None:
+    async def beat_on(every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
-            await send_body(COMMENT)
+            await beat()
 
-    if beat_s is None:
+    if every_s is None:
         yield
         return
-    beating = asyncio.create_task(beat(beat_s))
+    beating = asyncio.create_task(beat_on(every_s))
     try:
         yield
     finally:
@@ -155,14 +191,17 @@ async def _beating(send_body: Callable[[bytes], Awaitable[None]], beat_s: float 
         await asyncio.gather(beating, return_exceptions=True)
 
 
-def _encode(event: Event) -> bytes:
-    data = msgspec.json.encode(event)
-    if not data.isascii():
-        for raw, escaped in LINE_ENDS:
-            data = data.replace(raw, escaped)
-    return b"data: " + data + b"\n\n"
+def _encode(event: Event) -> Iterator[bytes]:
+    yield b"data: "
+    for piece in json_pieces(event):
+        if not piece.isascii():
+            for raw, escaped in LINE_ENDS:
+                piece = piece.replace(raw, escaped)
+        yield piece
+    yield b"\n\n"
 
 
-def _encode_named(event: Event) -> bytes:
+def _encode_named(event: Event) -> Iterator[bytes]:
     name = "error" if "error" in event else event["type"]  # whatever the class of the error is
-    return b"event: " + name.encode() + b"\n" + _encode(event)
+    yield b"event: " + name.encode() + b"\n"
+    yield from _encode(event)

@@ -1,19 +1,9 @@
-"""Long responses of JSON that are made while they are sent, on the event loop and piece by piece.
+"""JSON that is made piece by piece, while it is sent."""
 
-A thread would not help, because whoever makes JSON holds the interpreter. Beside one that made 84 MB, a turn of 17 ms
-lasted 0.12 s: after each call of the system the loop had to wait until the thread let it go on.
-"""
-
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
-from jsg.server.http.event_stream import until_disconnect
 
 AT_ONCE = 2**12
 """Numbers or short texts of a list that become JSON in one call: 0.2 ms."""
@@ -21,19 +11,82 @@ PIECE_BYTES = 2**17
 """What is made and sent in one turn: less than 1 ms, since a number of 20 bytes takes 50 ns."""
 
 
-async def respond_in_pieces(pieces: Iterator[bytes], turn: Callable[[], Awaitable[None]]) -> Response:
-    """A response of JSON with these pieces, each of at most some hundred kilobytes.
+def json_pieces(value: Any) -> Iterator[bytes]:
+    """The JSON of a value, in which whatever else can be iterated stands for JSON that it makes in pieces."""
+    later: list[Iterable[bytes]] = []
 
-    A short body has its length in the head. A longer one is sent in chunks as its client reads it, and no more of it is
-    made for a client that has left. So the pieces must not fail once the first was made.
+    def place(pieces: Any) -> msgspec.Raw:
+        later.append(pieces)
+        return _PLACE
 
-    Args:
-        pieces: What is sent, one behind the other.
-        turn: Waits until the next of them may be made.
-    """
-    await turn()
-    first, is_whole = _next(pieces)
-    return Response(first, media_type=_JSON) if is_whole else _InPieces(first, pieces, turn)
+    texts = msgspec.json.encode(value, enc_hook=place).split(b"\0")  # JSON has no such byte
+    yield texts[0]
+    for pieces, text in zip(later, texts[1:], strict=True):
+        yield from pieces
+        yield text
+
+
+def item_pieces(items: Iterable[Any]) -> Iterator[bytes]:
+    """The JSON of a list, whose items become JSON as those of `json_pieces`, one after another."""
+    before = b"["
+    for item in items:
+        yield before
+        yield from json_pieces(item)
+        before = b","
+    yield b"]" if before == b"," else b"[]"
+
+
+@final
+class JsonLists:
+    """Lists whose entries are made side by side. The JSON of one is sent behind that of another, so it is kept."""
+
+    def __init__(self, show: Callable[[int, int], Mapping[str, list[Any]]], step: int) -> None:
+        """Lists without entries.
+
+        Args:
+            show: Makes the entries from one number up to another, by the names of the lists. It is asked in order.
+            step: How many are made in a turn.
+        """
+        self._show = show
+        self._step = step
+        self._num_made = 0
+        self._made: dict[str, list[bytearray]] = {name: [] for name in show(0, 0)}
+
+    def until(self, stop: int) -> dict[str, Iterable[bytes]]:
+        """The JSON of each list up to an entry. It may be read several times, before more entries are asked for."""
+        return {name: _Until(self, name, stop) for name in self._made}
+
+    def pieces(self, name: str, stop: int) -> Iterator[bytes]:
+        """The JSON of one list."""
+        while self._num_made < stop:
+            until = min(stop, self._num_made + self._step)
+            for each, entries in self._show(self._num_made, until).items():
+                self._add(self._made[each], msgspec.json.encode(entries)[1:-1])
+            self._num_made = until
+            yield b""
+        yield b"["
+        yield from map(bytes, self._made[name])
+        yield b"]"
+
+    @staticmethod
+    def _add(made: list[bytearray], entries: bytes) -> None:
+        """Adds entries to the last part, or a part for them. No part ends inside of an entry."""
+        if entries:
+            entries = b"," + entries if made else entries
+            if not made or len(made[-1]) > PIECE_BYTES:
+                made.append(bytearray())
+            made[-1] += entries
+
+
+@final
+class _Until(Iterable[bytes]):  # no dataclass, because the encoder knows how to write those
+    def __init__(self, lists: JsonLists, name: str, stop: int) -> None:
+        self._lists = lists
+        self._name = name
+        self._stop = stop
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._lists.pieces(self._name, self._stop)
 
 
 def list_pieces(items: list[Any]) -> Iterator[bytes]:
@@ -54,37 +107,14 @@ def list_pieces(items: list[Any]) -> Iterator[bytes]:
     yield b"]"
 
 
-_JSON = "application/json"
-
-
-def _next(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
-    """The next pieces as one, and whether they are all."""
+def next_piece(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
+    """What is made of the pieces in one turn, and whether it is the rest."""
     made = bytearray()
     for piece in pieces:
         made += piece
-        if len(made) > PIECE_BYTES:
+        if not piece or len(made) > PIECE_BYTES:
             return bytes(made), False
     return bytes(made), True
 
 
-@final
-class _InPieces(Response):
-    def __init__(self, first: bytes, pieces: Iterator[bytes], turn: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(media_type=_JSON)
-        del self.headers["content-length"]
-        self._first = first
-        self._pieces = pieces
-        self._turn = turn
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientDisconnect):
-            await until_disconnect(Request(scope, receive), self._send_all(send))
-
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        piece, is_last = self._first, False
-        while not is_last:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await self._turn()
-            piece, is_last = _next(self._pieces)
-        await send({"type": "http.response.body", "body": piece, "more_body": False})
+_PLACE = msgspec.Raw(b"\0")

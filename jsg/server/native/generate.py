@@ -1,11 +1,10 @@
 """`/generate`: the native interface of SGLang."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import functools
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, final
 
-import msgspec
 from fastapi import Request
 from pydantic import Field, StringConstraints, model_validator
 from starlette.responses import Response
@@ -20,12 +19,13 @@ from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
 from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_prompt_list
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
-from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
+from jsg.server.http.json_pieces import JsonLists, item_pieces, json_pieces
+from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
-from jsg.server.shared.answers import scores_len
+from jsg.server.shared.answers import step_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import harmless
@@ -40,7 +40,6 @@ HOLD_BEAT_S = 15.0
 FREE_SCORES = 4096
 LEAST_GROWTH = 1 / 16
 CHARS_OF_PARAMS = 64  # reading the sampling parameters of a prompt takes as long as encoding so many characters
-PIECE_SCORES = 512  # take about 1 ms to write as JSON
 
 type StartLen = Annotated[int, Field(ge=-1, lt=2**31)]
 type TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -212,7 +211,7 @@ async def generate(
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
 
-    logprobs = [_LogprobsJson(answer, texts, front.writing) for answer in generation.answers]
+    logprobs = [_LogprobsJson(answer, texts) for answer in generation.answers]
 
     def shown(index: int, delta: AnswerDelta | None = None) -> Event:
         answer = generation.answers[index]
@@ -227,17 +226,17 @@ async def generate(
             result["meta_info"] |= _of_parts(encoded, answer, generator.tokenizer, is_first=index == 0)
         return result
 
+    turn = functools.partial(generator.share.turn, call.caller.tenant)
     if body.hold:
         return await respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
     if body.stream:
         events = _increments if body.incremental else _events
-        return await respond_with_events(request, events(generation, is_list, logprobs, shown))
+        return await respond_with_events(request, events(generation, is_list, logprobs, shown), turn=turn)
     await until_disconnect(request, generation.complete())
     results = await generator.share.each(call.caller.tenant, shown, range(len(generation.answers)))
     for result, scores in zip(results, logprobs, strict=True):
-        result["meta_info"] |= await scores.shown(with_prompt=True)
-    size = sum(map(scores_len, generation.answers))
-    return await generator.beside(lambda: json_response(results if is_list else results[0]), size)
+        result["meta_info"] |= scores.shown(with_prompt=True)
+    return await respond_in_pieces(item_pieces(results) if is_list else json_pieces(results[0]), turn)
 
 
 async def _thinking(
@@ -282,43 +281,23 @@ def _of_parts(encoded: EncodedPrompt, answer: Answer, tokenizer: Tokenizer, *, i
 class _LogprobsJson:
     """The logprobs of an answer as JSON, which is made once and which several events repeat.
 
-    It is made in pieces, and other work runs between them. Else 30 clients that read the logprobs of a thousand tokens
-    with 100 alternatives each, all at once, kept the event loop from every other client for 13 s. The answers take
-    turns, piece by piece: with a piece of each in every turn of the loop, what needs many turns took a second.
+    It is made in pieces, while they are sent, and other work runs between them. Else 30 clients that read the logprobs
+    of a thousand tokens with 100 alternatives each, all at once, kept the event loop from every other client for 13 s.
     """
 
-    def __init__(self, answer: Answer, texts: Tokenizer | None, writing: asyncio.Lock) -> None:
+    def __init__(self, answer: Answer, texts: Tokenizer | None) -> None:
+        step = step_of(answer.request)
         self._answer = answer
-        self._texts = texts
-        self._writing = writing
-        self._num_made: dict[str, int] = {}
-        self._made: dict[str, bytearray] = {}
+        self._of_prompt = JsonLists(functools.partial(answer.shown_prompt_logprobs, texts), step)
+        self._of_answer = JsonLists(functools.partial(answer.shown_logprobs, texts), step)
 
-    async def shown(self, *, with_prompt: bool) -> dict[str, msgspec.Raw]:
-        """All of them so far, by their names in `meta_info`. May not be called twice at the same time."""
+    def shown(self, *, with_prompt: bool) -> dict[str, Iterable[bytes]]:
+        """All of them so far, by their names in `meta_info`. Each must be read to its end before the next are shown."""
         answer = self._answer
         if not answer.request.return_logprob:
             return {}
-        num_now = len(answer.logprobs)  # the answer may grow meanwhile
-        made = await self._grown(answer.shown_prompt_logprobs, len(answer.prompt_logprobs)) if with_prompt else {}
-        return made | await self._grown(answer.shown_logprobs, num_now)
-
-    async def _grown(self, shown: Callable[..., dict[str, list[Any]]], stop: int) -> dict[str, msgspec.Raw]:
-        """What `shown` shows up to `stop`, as JSON."""
-        request, side = self._answer.request, shown.__name__
-        step = max(1, PIECE_SCORES // (1 + request.top_logprobs_num + len(request.token_ids_logprob)))
-        start = self._num_made.get(side, 0)
-        names = list(shown(self._texts, start, start))
-        while start < stop:
-            until = min(stop, start + step)
-            async with self._writing:
-                for name, entries in shown(self._texts, start, until).items():
-                    made = self._made.setdefault(name, bytearray())
-                    made += b"," if made and entries else b""
-                    made += msgspec.json.encode(entries)[1:-1]
-                start = self._num_made[side] = until
-                await asyncio.sleep(0)
-        return {name: msgspec.Raw(b"[%b]" % self._made.get(name, b"")) for name in names}
+        made = self._of_prompt.until(len(answer.prompt_logprobs)) if with_prompt else {}
+        return made | self._of_answer.until(len(answer.logprobs))  # the answer may grow meanwhile
 
 
 async def _events(
@@ -339,7 +318,7 @@ async def _events(
             if is_due:
                 has_shown_prompt.add(index)
             event = shown(index)
-            event["meta_info"] |= await logprobs[index].shown(with_prompt=is_due)
+            event["meta_info"] |= logprobs[index].shown(with_prompt=is_due)
             yield event | ({"index": index} if is_list else {})
 
 
@@ -353,7 +332,7 @@ async def _increments(
         async for index, delta in deltas:
             event = shown(index, delta)
             if delta.finish is not None:
-                event["meta_info"] |= await logprobs[index].shown(with_prompt=True)
+                event["meta_info"] |= logprobs[index].shown(with_prompt=True)
             yield event | ({"index": index} if is_list else {})
 
 

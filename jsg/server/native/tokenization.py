@@ -16,7 +16,8 @@ from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
-from jsg.server.http.json_pieces import list_pieces, respond_in_pieces
+from jsg.server.http.json_pieces import list_pieces
+from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.shared.answers import token_text
 from jsg.server.shared.fields import MODEL
 from jsg.server.shared.harmless import template_variables

@@ -1,6 +1,7 @@
 """`/v1/chat/completions`."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, final
 
@@ -15,13 +16,14 @@ from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
 from jsg.server.http.body import GRAMMAR, Checked
-from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
+from jsg.server.http.json_pieces import json_pieces
+from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, rendered, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
-from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.answers import constraint_of, finish_of, scores_json
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
@@ -322,7 +324,11 @@ class ChatChoice:
     def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.answer.request.return_logprob:
             return None
-        return {"content": self._names.scores(scored), "refusal": None}
+
+        def show(start: int, stop: int) -> dict[str, list[Any]]:
+            return {"content": self._names.scores(scored[start:stop])}
+
+        return {**scores_json(show, len(scored), self.answer.request), "refusal": None}
 
 
 def _shown_thoughts(thoughts: str | None) -> dict[str, str | None]:
@@ -375,7 +381,8 @@ async def render_chat_completions(
     with body.own_names():
         tools = body.tool_use(front.speech)
         with naming(tools):
-            return json_response(rendered(await _prompt(body, num_bytes, rules, call, front, tools)))
+            shown = rendered(await _prompt(body, num_bytes, rules, call, front, tools))
+    return await respond_in_pieces(json_pieces(shown), functools.partial(front.generator.share.turn, caller.tenant))
 
 
 async def _prompt(
@@ -393,16 +400,13 @@ async def _prompt(
         template_kwargs=kwargs,
         tools=None if tools is None else tools.shown,
     )
-    input_ids = encoded.input_ids
     limit = body.max_new_tokens
     if limit is None:
-        limit = default_limit(body, front.generator.info.max_request_tokens - len(input_ids))
+        limit = default_limit(body, front.generator.info.max_request_tokens - len(encoded.input_ids))
     return body.to_prompt(
         call,
         body.response_id("chatcmpl"),
-        input_ids,
-        media=encoded.media,
-        ends_in_content=encoded.ends_in_content,
+        **encoded.fields,
         max_new_tokens=limit,
         tools=tools,
         is_continued=bool(body.continue_final_message),

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, final
 
@@ -17,9 +17,10 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.server.front import Front
 from jsg.server.generation import Generation
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
-from jsg.server.http.failures import json_response
+from jsg.server.http.json_pieces import item_pieces, json_pieces, list_pieces
+from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
-from jsg.server.shared.answers import in_pieces, scores_len, token_text
+from jsg.server.shared.answers import token_text
 from jsg.types import TokenLogprob
 
 LEAST_LOGPROB = -9999.0  # OpenAI shows it for a token that is almost impossible; JSON has no infinity
@@ -34,14 +35,11 @@ class Choice(Protocol):
         ...
 
     def whole(self) -> dict[str, Any]:
-        """The finished answer."""
+        """The finished answer, in the form of `json_pieces`."""
         ...
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
-        """What a delta adds, one item for each event. Takes every delta once and in order.
-
-        Where the scores of a prompt are shown, this runs in a thread while the answer grows.
-        """
+        """What a delta adds, one item for each event. Takes every delta once and in order."""
         ...
 
 
@@ -68,36 +66,27 @@ async def respond(
         kind: The `object` of a whole response.
         event_kind: The `object` of an event.
     """
+    turn = functools.partial(front.generator.share.turn, generation.call.caller.tenant)
     if body.stream:
-        events = _events(front, body, generation, choices, {**head, "object": event_kind})
-        return await respond_with_events(request, events)
+        events = _events(body, generation, choices, {**head, "object": event_kind})
+        return await respond_with_events(request, events, turn=turn)
     await until_disconnect(request, generation.complete())
-
-    def whole() -> Response:
-        shown: list[dict[str, Any]] = []
-        for choice in choices:  # the log-probabilities of each become JSON before those of the next are made
-            entry = choice.whole()
-            scores: dict[str, Any] | None = entry["logprobs"]
-            shown.append(entry | {"logprobs": in_pieces(scores) if scores else scores})
-        counted = usage(generation.answers, body.num_answers)
-        return json_response({**head, "object": kind, "choices": shown, "usage": counted})
-
-    return await front.generator.beside(whole, sum(len(each.text) + scores_len(each) for each in generation.answers))
+    num_chars = sum(len(answer.text) for answer in generation.answers)
+    shown = await front.generator.beside(lambda: [choice.whole() for choice in choices], num_chars)
+    counted = usage(generation.answers, body.num_answers)
+    whole = {**head, "object": kind, "choices": item_pieces(shown), "usage": counted}
+    return await respond_in_pieces(json_pieces(whole), turn)
 
 
 async def _events(
-    front: Front, body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any]
+    body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any]
 ) -> AsyncGenerator[Event]:
     plain = head | ({"usage": None} if body.wants_usage_event else {})
-    scored = [bool(choice.answer.request.wants_prompt_logprobs) for choice in choices]
     async with aclosing(generation.run()) as deltas:
         async for index, delta in deltas:
             if body.wants_usage_always:
                 plain = head | {"usage": usage([generation.answers[index]], 1)}
-            choice, size = choices[index], 0
-            if scored[index]:  # its first event has the scores of the prompt
-                scored[index], size = False, scores_len(choice.answer)
-            for piece in await front.generator.beside(functools.partial(choice.pieces, delta), size):
+            for piece in choices[index].pieces(delta):
                 yield {**plain, "choices": [piece]}
     if body.wants_usage_event:
         yield {**head, "choices": [], "usage": usage(generation.answers, body.num_answers)}
@@ -114,12 +103,19 @@ def head_of(response_id: str, front: Front) -> dict[str, Any]:
 
 
 def rendered(prompt: Prompt) -> dict[str, Any]:
-    """The tokens of a prompt, under vLLM's names. Raises RequestError for one that is not of tokens alone."""
+    """The tokens of a prompt, under vLLM's names and in the form of `json_pieces`.
+
+    Raises RequestError for one that is not of tokens alone.
+    """
     if prompt.media:
         raise RequestError(
             "a prompt with pictures or videos is not rendered, because tokens do not name them; leave them out"
         )
-    return {"token_ids": list(prompt.input_ids), "features": None}
+    return {"token_ids": _list_of(prompt.input_ids), "features": None}
+
+
+def _list_of(ids: Iterable[int]) -> Iterator[bytes]:
+    yield from list_pieces(list(ids))
 
 
 def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import codecs
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, final
@@ -18,11 +19,12 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Prompts, is_prompt_list
-from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
+from jsg.server.http.json_pieces import item_pieces
+from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, rendered, respond, shown_logprob
-from jsg.server.shared.answers import NOT_ENDED, constraint_of, finish_of
+from jsg.server.shared.answers import NOT_ENDED, constraint_of, finish_of, scores_json
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import Only
 from jsg.server.shared.harmless import harmless
@@ -119,12 +121,17 @@ class TextChoice:
         shown = self._show(delta.text, delta.logprobs, has_ended=delta.finish is not None)
         return [shown] if shown["text"] or shown["logprobs"] or shown["finish_reason"] else []
 
-    def _show(self, text: str, scored: Iterable[TokenLogprob], *, has_ended: bool) -> dict[str, Any]:
+    def _show(self, text: str, scored: Sequence[TokenLogprob], *, has_ended: bool) -> dict[str, Any]:
         text, self._unsent = self._unsent + text, ""
-        if self._is_first:
-            scored = itertools.chain(self.answer.prompt_logprobs, scored)
-            self._is_first = False
-        logprobs = self._logprobs(scored) if self.answer.request.return_logprob else None
+        before: Sequence[TokenLogprob] = self.answer.prompt_logprobs if self._is_first else ()
+        num_before, self._is_first = len(before), False
+
+        def show(start: int, stop: int) -> dict[str, list[Any]]:
+            behind = scored[max(0, start - num_before) : max(0, stop - num_before)]
+            return self._logprobs(itertools.chain(before[start:stop], behind))
+
+        request, num_scored = self.answer.request, num_before + len(scored)
+        logprobs = scores_json(show, num_scored, request) if request.return_logprob else None
         end = finish_of(self.answer) | constraint_of(self.answer) if has_ended else NOT_ENDED
         return {"index": self._index, "text": text, "logprobs": logprobs, **end}
 
@@ -196,7 +203,8 @@ async def render_completions(body: CompletionBody, caller: CurrentCaller, front:
     front.check_model(body.model)
     with body.own_names():
         call = ApiCall(caller=caller, route="/v1/completions")
-        return json_response([rendered(prompt) for prompt in await _prompts(body, call, front, "render")])
+        shown = [rendered(prompt) for prompt in await _prompts(body, call, front, "render")]
+    return await respond_in_pieces(item_pieces(shown), functools.partial(front.generator.share.turn, caller.tenant))
 
 
 async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) -> list[Prompt]:

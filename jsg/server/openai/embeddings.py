@@ -21,7 +21,7 @@ from jsg.server.generation import MAX_ANSWERS, new_rid
 from jsg.server.http.body import Body, Prompts, is_prompt_list
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.json_body import new_router
-from jsg.server.http.json_pieces import respond_in_pieces
+from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.shared.fields import END_USER, MAX_NAME_CHARS, MODEL
 from jsg.server.shared.reading import check_inputs, prompt_usage
 from jsg.types import SamplingParams

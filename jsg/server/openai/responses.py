@@ -1,6 +1,7 @@
 """`/v1/responses`: conversations that the server may keep."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -23,6 +24,8 @@ from jsg.server.http.event_stream import respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
+from jsg.server.http.json_pieces import json_pieces
+from jsg.server.http.long_response import joined, respond_in_pieces
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.response_store import Picture, ResponseStore, StoredResponse, Turn, compact
 from jsg.server.openai.responses_body import (
@@ -74,6 +77,7 @@ async def create_response(
     front.check_model(body.model)
     rid = new_rid()
     turns = _turns(body, rid, call.caller, responses, front.chat.template, rules)
+    turn = functools.partial(front.generator.share.turn, call.caller.tenant)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with client_names(body.client_names(), {"max_new_tokens": "input"} if body.max_output_tokens is None else {}):
         tools = body.tool_use(front.speech)
@@ -85,20 +89,19 @@ async def create_response(
             asked, now, seals = _asked(body, prompt, front), int(time.time()), SEALED in (body.include or ())
             reply = Reply(rid, asked, answer, tools, body.origins, names, now, seals_thoughts=seals)
 
-            def keep(shown: dict[str, Any]) -> dict[str, Any]:
+            async def keep(shown: dict[str, Any]) -> dict[str, Any]:
                 """Stores the response if the client wants it. A response that is too large says that it is not kept."""
                 if body.store is False:
                     return shown
                 output = _output_turns(reply, prompt, front.generator.tokenizer)
-                stored = StoredResponse(
-                    reply.response_id, msgspec.json.encode(shown), (*turns, *output), num_output=len(output)
-                )
+                body_json = await joined(json_pieces(shown), turn)
+                stored = StoredResponse(reply.response_id, body_json, (*turns, *output), num_output=len(output))
                 return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
 
             if body.stream:
-                return await respond_with_events(request, events_of(reply, generation, keep), named=True)
+                return await respond_with_events(request, events_of(reply, generation, keep), named=True, turn=turn)
             await until_disconnect(request, reply.take_all(generation))
-    return json_response(keep(reply.ended()))
+    return await respond_in_pieces(json_pieces(await keep(reply.ended())), turn)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -126,7 +129,8 @@ async def compact_conversation() -> Response:
 async def get_response(response_id: str, request: Request, caller: CurrentCaller, responses: Responses) -> Response:
     """Gives a stored response."""
     _refuse_query(request)
-    return Response(_stored(response_id, caller, responses).shown, media_type="application/json")
+    shown = _stored(response_id, caller, responses).shown
+    return json_response(msgspec.Raw(shown))
 
 
 @router.delete("/v1/responses/{response_id}")

@@ -1,7 +1,7 @@
 """The events of a response that is streamed."""
 
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -12,7 +12,9 @@ from jsg.server.http.failures import error_body
 from jsg.server.openai.responses_reply import Object, Reply
 
 
-async def events_of(reply: Reply, generation: Generation, on_end: Callable[[Object], Object]) -> AsyncGenerator[Event]:
+async def events_of(
+    reply: Reply, generation: Generation, on_end: Callable[[Object], Awaitable[Object]]
+) -> AsyncGenerator[Event]:
     """The events of a response, in OpenAI's order; the first comes with the first token.
 
     Args:
@@ -40,7 +42,7 @@ async def events_of(reply: Reply, generation: Generation, on_end: Callable[[Obje
                 for kind, fields in reply.take(delta):
                     yield event(kind, **fields)
         endings = list(reply.end())
-        ended = on_end(reply.ended())
+        ended = await on_end(reply.ended())
     except JsgError as error:
         if not has_begun:
             raise

@@ -10,12 +10,14 @@ from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.growing_text import GrowingText
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.generation import Generation
+from jsg.server.http.json_pieces import JsonLists
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.responses_tools import InputReader, Origin
 from jsg.server.openai.scored_reader import ScoredReader
-from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.answers import constraint_of, finish_of, step_of
 from jsg.server.thinking import sealed
 from jsg.server.tool_use import AnswerReader, ToolUse
+from jsg.token_scores import GrowingScores
 from jsg.types import FinishType, TokenLogprob
 
 Object = dict[str, Any]
@@ -34,6 +36,7 @@ class OutputItem:
         kind: What it is, in OpenAI's words.
         grown: The text of a message, the thoughts, the arguments of a call, or the input of a custom tool.
         logprobs: The log-probabilities of a message's tokens, where the client asked for them.
+        json: These as JSON, once the message is shown whole.
         call_id: The name of a call.
         name: The name of the tool that is called.
         namespace: The namespace of this name; None for none.
@@ -44,7 +47,8 @@ class OutputItem:
     index: int
     kind: Literal["message", "reasoning", "function_call", "custom_tool_call"]
     grown: GrowingText = dataclasses.field(default_factory=GrowingText)
-    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    logprobs: GrowingScores = dataclasses.field(default_factory=GrowingScores)
+    json: JsonLists | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
@@ -136,7 +140,7 @@ class Reply:
                     message = self.items[-1]
                     message.grown.append(text)
                     message.logprobs += logprobs
-                    shown = {"delta": text, "logprobs": self._names.scores(logprobs)}
+                    shown = {"delta": text, "logprobs": self._shown_scores(logprobs)}
                     yield "response.output_text.delta", {**_place_in(message), **shown}
                 case CallDelta():
                     yield from self._grow_call(part)
@@ -238,8 +242,21 @@ class Reply:
 
     def _part(self, message: OutputItem) -> Object:
         """The one part of a message's content."""
-        scores = self._names.scores(message.logprobs)
-        return {"type": "output_text", "annotations": [], "logprobs": scores, "text": message.text}
+        scored = message.logprobs
+        if message.json is None:
+            message.json = self._lists(scored)
+        shown = message.json.until(len(scored))["logprobs"]
+        return {"type": "output_text", "annotations": [], "logprobs": shown, "text": message.text}
+
+    def _lists(self, scored: Sequence[TokenLogprob]) -> JsonLists:
+        def show(start: int, stop: int) -> dict[str, list[Any]]:
+            return {"logprobs": self._names.scores(scored[start:stop])}
+
+        return JsonLists(show, step_of(self.answer.request))
+
+    def _shown_scores(self, scored: Sequence[TokenLogprob]) -> list[Any] | Iterable[bytes]:
+        is_long = len(scored) > step_of(self.answer.request)
+        return self._lists(scored).until(len(scored))["logprobs"] if is_long else self._names.scores(scored)
 
     def _shown(self, status: str, output: list[Object], error: Object | None = None) -> Object:
         is_cut = status == "incomplete"

@@ -1,18 +1,17 @@
 """The fields of an answer that every API shows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-
-import msgspec
 
 from jsg.errors import AbortedError
 from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer
-from jsg.types import FinishType
+from jsg.server.http.json_pieces import JsonLists
+from jsg.types import FinishType, Request
 
 NOT_ENDED: dict[str, Any] = {"finish_reason": None, "matched_stop": None}
-PIECE = 512
-"""Scored tokens that become JSON in one call, and are freed in one. With 20 alternatives each it takes about 1 ms."""
+PIECE_SCORES = 512
+"""Log-probabilities that become JSON in one turn: about 1 ms."""
 
 
 def finish_of(answer: Answer) -> dict[str, Any]:
@@ -34,29 +33,17 @@ def constraint_of(answer: Answer) -> dict[str, Any]:
     return {"constraint": answer.constraint()} if answer.request.sampling.return_constraint else {}
 
 
-def scores_len(answer: Answer) -> int:
-    """The number of log-probabilities that the answer has now, with those of the prompt and of alternatives."""
-    request = answer.request
-    each = 1 + request.top_logprobs_num + len(request.token_ids_logprob)
-    return (len(answer.prompt_logprobs) + len(answer.logprobs)) * each
+def scores_json(
+    show: Callable[[int, int], Mapping[str, list[Any]]], num_tokens: int, request: Request
+) -> Mapping[str, list[Any] | Iterable[bytes]]:
+    """The lists of so many scored tokens, which `show` makes; of many tokens they become JSON in pieces."""
+    step = step_of(request)
+    return show(0, num_tokens) if num_tokens <= step else JsonLists(show, step).until(num_tokens)
 
 
-def in_pieces(scores: Mapping[str, list[Any] | None]) -> dict[str, msgspec.Raw]:
-    """The same with each list as JSON. The lists are empty afterwards.
-
-    All is done in pieces, because threads wait for each call of the encoder, and while many objects are freed at once.
-    """
-    return {name: msgspec.Raw(_in_pieces(entries)) for name, entries in scores.items()}
-
-
-def _in_pieces(entries: list[Any] | None) -> bytes:
-    if entries is None:
-        return b"null"
-    made: list[bytes] = []
-    while entries:
-        made.append(msgspec.json.encode(entries[:PIECE])[1:-1])
-        del entries[:PIECE]
-    return b"[%b]" % b",".join(made)
+def step_of(request: Request) -> int:
+    """How many tokens of an answer, each with its alternatives, become JSON in one turn of the event loop."""
+    return max(1, PIECE_SCORES // (1 + request.top_logprobs_num + len(request.token_ids_logprob)))
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

@@ -96,6 +96,14 @@ def test_requests_that_differ_share_nothing():
     assert over.pass_on([*others, one]) == [*others, one]
 
 
+def test_points_for_snapshots_are_sent_once_for_all_answers():
+    over, requests = Wire(), answers_to("a", 8, snapshot_at=(3, 4998, 5000))
+    sent = over.pass_on(requests)
+    assert [request.snapshot_at for request in sent] == [(3, 4998, 5000)] * 8
+    assert sent[0].snapshot_at is sent[7].snapshot_at
+    assert over.pass_on(answers_to("b", 1))[0].snapshot_at == ()
+
+
 def test_both_ends_keep_few_common_parts(monkeypatch: pytest.MonkeyPatch):
     """Of a prompt that was not kept the ids are sent again."""
     monkeypatch.setattr(wire, "MOST_KEPT", 4)

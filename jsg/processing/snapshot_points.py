@@ -1,0 +1,64 @@
+"""Where a prompt parts from others: there a snapshot of the state is worth keeping (`types.Request.snapshot_at`).
+
+Prompts with the same text up to some place need not have the same tokens up to there, because tokens may span the
+place. No token spans the end of a special token. So a point is behind a special token if one is near, and else it is
+one token in front of the place.
+"""
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jsg.errors import RequestError
+from jsg.processing.tokenizer import Tokenizer
+
+Messages = Sequence[dict[str, Any]]
+_BLOCK = 64  # tokens whose bytes are joined at once, which is quicker than one by one
+_NEAR = 16  # tokens that are computed again at most
+_CONTENT = "\ue000content\ue001"  # a content that no template and no client writes
+
+
+def point_before(tokenizer: Tokenizer, ids: Sequence[int], behind: str) -> int:
+    """How many of these tokens other prompts share that have another text in place of the last text `behind`."""
+    num_bytes, place, step = len(behind.encode()), len(ids), _BLOCK
+    while num_bytes > 0 and place:
+        size = len(tokenizer.join_bytes(ids[max(place - step, 0) : place], skip_special_tokens=False))
+        if size > num_bytes and step > 1:
+            step = 1
+            continue
+        place, num_bytes = max(place - step, 0), num_bytes - size
+    near = range(place, max(place - _NEAR, 0), -1)
+    return next((point for point in near if ids[point - 1] in tokenizer.special_ids), max(place - 1, 0))
+
+
+def next_turn_place(rendered: str, messages: Messages, render: Callable[[Messages], str]) -> int | None:
+    """How many characters of a conversation's prompt its next turn's prompt has too; None if there can be none.
+
+    A template may write an answer otherwise than it lets one begin, or drop the thoughts of earlier ones.
+    """
+    turn = [{"role": role, "content": _CONTENT} for role in ("assistant", "user")]
+    try:
+        later = render([*messages, *turn])
+    except RequestError:
+        return None
+    most = range(1, min(len(rendered), len(later)) + 1)
+    return bisect.bisect_left(most, True, key=lambda end: rendered[:end] != later[:end])
+
+
+def usual_ending(leading_role: str | None, render: Callable[[Messages], str]) -> tuple[str, int] | None:
+    """What a template writes behind the last question, and how many characters of it the next turn's prompt has not.
+
+    If the prompts part elsewhere, the text is one with which no prompt ends. None as in `next_turn_place`. Most prompts
+    end so, and need not be rendered twice.
+    """
+    roles = ("user",) if leading_role is None else (leading_role, "user")
+    messages = [{"role": role, "content": _CONTENT} for role in roles]
+    try:
+        rendered = render(messages)
+    except RequestError:
+        return None
+    place = next_turn_place(rendered, messages, render)
+    ending = rendered.rpartition(_CONTENT)[2]
+    if place is None or place >= len(rendered) - len(ending):
+        return None if place is None else (ending, len(rendered) - place)
+    return _CONTENT, 0

@@ -1,0 +1,175 @@
+"""Where a chat's prompt says that a snapshot is worth keeping: where the prompt of the next turn parts from it."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsg.processing.snapshot_points import point_before
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.server.chat_prompt import ChatPrompt
+from tests.processing.chat_templates import STYLES
+from tests.server.byte_tokenizer import SPECIAL_TOKENS, write_byte_tokenizer
+from tests.server.scripted import INFO, ScriptedServer
+
+MOST_LOST = len("assistant\n<think>\n")  # tokens, which are bytes here, from the point to where the prompts part
+# Thoughts of answers behind the last question stay; before it they are dropped. The generation prompt opens a thought.
+DROPPING = """\
+{%- set ns = namespace(last=0) %}
+{%- for message in messages %}{% if message.role == 'user' %}{%- set ns.last = loop.index0 %}{% endif %}{%- endfor %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'assistant' and loop.index0 > ns.last %}
+        {{- '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}
+    {%- endif %}
+    {{- message.content }}{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}
+{%- if no_thoughts %}{{- '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}
+"""
+REFUSING = "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}{{ messages[0].content }}<|im_end|>"
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **fields}
+
+
+def chat_of(directory: Path, template: str, special_tokens: list[str] = SPECIAL_TOKENS) -> ChatPrompt:
+    write_byte_tokenizer(directory, template, special_tokens)
+    return ChatPrompt(load_tokenizer(directory), caches_states=True)
+
+
+def num_common(left: Any, right: Any) -> int:
+    return next((i for i, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), len(left))
+
+
+CALLED = assistant("", reasoning_content="mull", tool_calls=[{"id": "a", "function": {"name": "f", "arguments": {}}}])
+SAID = {"role": "tool", "tool_call_id": "a", "content": "rain"}
+TALK = [user("Why is it so?"), assistant("Because!"), user("Go on <|im_end|> é"), assistant("On"), user("Really?")]
+
+
+@pytest.mark.parametrize("has_system", [False, True])
+@pytest.mark.parametrize("style", STYLES)
+def test_the_prompt_of_the_next_turn_agrees_up_to_the_point(tmp_path: Path, style: str, has_system: bool):
+    """And parts soon behind it. Each turn is asked for twice, since the first may find out more."""
+    if has_system and not STYLES[style].has_system:
+        pytest.skip("the template takes no system's turn")
+    chat = chat_of(tmp_path, STYLES[style].source)
+    begin = [{"role": "system", "content": "Be short."}] if has_system else []
+    prompts = [chat.prompt([*begin, *TALK[:length]]) for length in (1, 3, 1, 3, 5)][2:]
+    for prompt, following in itertools.pairwise(prompts):
+        [point] = prompt.snapshot_at
+        agree = num_common(prompt.input_ids, following.input_ids)
+        assert agree - MOST_LOST <= point <= agree
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"no_thoughts": True}])
+def test_where_thoughts_are_dropped_it_is_in_front_of_them(tmp_path: Path, kwargs: dict):
+    chat = chat_of(tmp_path, DROPPING)
+    prompt = chat.prompt(TALK[:3], template_kwargs=kwargs)
+    text = chat._tokenizer.decode(prompt.input_ids[prompt.snapshot_at[0] :], skip_special_tokens=False)
+    assert text.startswith("assistant\n<think>")
+    assert prompt.input_ids[prompt.snapshot_at[0] - 1] == 256
+
+
+def test_in_a_loop_of_calls_it_is_at_the_last_result_and_behind_the_question(tmp_path: Path):
+    chat = chat_of(tmp_path, DROPPING)
+    asked = [user("old"), assistant("older"), user("Weather?")]
+    looped = chat.prompt([*asked, CALLED, SAID, CALLED, SAID])
+    question, result = looped.snapshot_at
+    on = chat.prompt([*asked, CALLED, SAID, CALLED, SAID, CALLED, SAID]).input_ids
+    agree = num_common(looped.input_ids, on)
+    assert agree - MOST_LOST <= result <= agree
+    turn = chat.prompt([*asked, CALLED, SAID, CALLED, SAID, assistant("Rain."), user("Thanks")]).input_ids
+    agree = num_common(looped.input_ids, turn)
+    assert agree - MOST_LOST <= question <= agree < result
+    assert (question,) == chat.prompt(asked).snapshot_at, "its own first request has kept it already"
+
+
+def test_a_continued_answer_parts_at_its_begin(tmp_path: Path):
+    """What the model adds may be thoughts, and the message before the answer stays as it is."""
+    chat = chat_of(tmp_path, DROPPING)
+    begun = chat.prompt([*TALK[:1], assistant("Bec")], continue_final_message=True)
+    [point] = begun.snapshot_at
+    agree = num_common(begun.input_ids, chat.prompt(TALK[:3]).input_ids)
+    assert agree - MOST_LOST <= point <= agree
+    alone = chat.prompt([assistant("Bec")], continue_final_message=True)
+    assert alone.snapshot_at == (1,), "nothing but the token that begins a turn comes before it"
+
+
+def test_a_template_that_takes_no_next_turn_gives_no_point(tmp_path: Path):
+    assert chat_of(tmp_path, REFUSING).prompt([user("a")]).snapshot_at == ()
+
+
+def test_what_one_client_writes_does_not_move_the_points_of_others(tmp_path: Path):
+    """Ends of prompts are remembered. A content that looks like one changes nothing, and neither do many variables."""
+    chat = chat_of(tmp_path, DROPPING.replace("no_thoughts", "no_thoughts == true"))
+    [point] = chat.prompt(TALK[:3]).snapshot_at
+    for index in range(70):
+        chat.prompt([user("<|im_end|>\n<|im_start|>assistant\n<think>\n")], template_kwargs={"no_thoughts": index})
+    assert chat.prompt(TALK[:3]).snapshot_at == (point,)
+    odd = chat.prompt([user("x<|im_end|>\n<|im_start|>assistant\n<think>\n")])
+    assert len(odd.input_ids) - odd.snapshot_at[0] == len("assistant\n<think>\n")
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """`ab` is a token, and `<s>` is special."""
+    import tokenizers
+
+    directory = tmp_path_factory.mktemp("merging")
+    write_byte_tokenizer(directory, None)
+    made = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    alphabet = {char: made.token_to_id(char) for char in tokenizers.pre_tokenizers.ByteLevel.alphabet()}
+    merged = tokenizers.Tokenizer(tokenizers.models.BPE({**alphabet, "ab": 256}, [("a", "b")]))
+    merged.pre_tokenizer = made.pre_tokenizer
+    merged.decoder = made.decoder
+    merged.add_special_tokens(["<s>"])
+    merged.save(str(directory / "tokenizer.json"))
+    return load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    ("text", "behind", "point"),
+    [
+        ("cdefghijklab", "b", 9),  # the token `ab` spans the place, and one more may
+        ("cdefghijklab", "ab", 9),
+        ("cdefghijklab", "", 10),
+        ("cdefg<s>hijkl", "kl", 6),
+        ("cdefg<s>hijkl", "hijkl", 6),
+        ("cd<s>efghijklmnopqrstuvwxyz", "z", 23),
+        ("é", "é", 0),
+        ("é" * 300, "é" * 299, 1),
+    ],
+)
+def test_a_point_is_where_no_token_spans_the_place(merging: Tokenizer, text: str, behind: str, point: int):
+    ids = merging.encode(text, add_special_tokens=False)
+    assert point_before(merging, ids, behind) == point
+
+
+class TestEndpoints:
+    """Every chat endpoint sends the point, to an engine that keeps states and to no other."""
+
+    MESSAGES = TALK[:3]
+
+    @pytest.mark.parametrize("caches_states", [True, False])
+    def test_chats(self, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caches_states: bool):
+        server = ScriptedServer(tokenizer_dir, info=dataclasses.replace(INFO, caches_states=caches_states))
+        common = {"model": "fake", "max_tokens": 4}
+        for path, body in (
+            ("/v1/chat/completions", {**common, "messages": self.MESSAGES}),
+            ("/v1/messages", {**common, "messages": self.MESSAGES}),
+            ("/v1/responses", {"model": "fake", "input": self.MESSAGES}),
+        ):
+            answer = server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            behind = "assistant\n" if caches_states else None
+            found = [server.tokenizer.decode(server.request.input_ids[p:]) for p in server.request.snapshot_at]
+            assert found == ([behind] if caches_states else []), path
