@@ -72,7 +72,7 @@ class DeltaAttention(nnx.Module):
             apart = self.apart(*of_apart)
         is_decode = inputs.attention.tile_rows.shape[0] == 0
         given = (self.joint(x), self.gates(of_gates), weights, StateCache(*cache), inputs.pieces)
-        out, states = ops.gated_delta(*given, apart=apart, has_one_token=is_decode)
+        out, states = ops.gated_delta(*given, apart=apart, has_one_token=is_decode, tiles=inputs.piece_tiles)
         return self.output(out.reshape(len(x), -1)), tuple(states)
 
 

@@ -6,6 +6,7 @@ one CUDA graph ("command buffer") of few launches; whether it is can be read off
 
 import functools
 import math
+from collections import Counter
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bo
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import FULL, LAYER_KINDS
-from jsg.sched.buckets import BucketKey, Phase
+from jsg.sched.buckets import BucketKey, Phase, make_deterministic_buckets
 from tests.models.published import PUBLISHED
 
 MAX_LAUNCHES = 10
@@ -289,6 +290,25 @@ def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_atte
     assert len(rules) == 2, "one launch for each layer"
     states = sum(shape.num_bytes(2) for shapes in deep.config.state_shapes for shape in shapes)
     assert states == 2 * (2 * 2**20 + 2 * 4 * channels)
+
+
+@pytest.mark.parametrize(
+    ("file", "num_tokens"),
+    [(QWEN3_5_9B, 512), (QWEN3_5_9B, programs.CHUNK), (QWEN3_5_35B_A3B, programs.CHUNK)],
+    ids=["9B-deterministic", "9B", "35B-A3B"],
+)
+def test_prompts_of_linear_attention(file: dict[str, Any], num_tokens: int):
+    """Two launches for each layer, and in deterministic mode one. The memory plan knows the temporaries."""
+    is_deterministic = num_tokens < programs.CHUNK
+    buckets = make_deterministic_buckets(256, 512, 512) if is_deterministic else programs.BUCKETS
+    of = programs.make_model(file, buckets=buckets, num_hidden_layers=3, **SHORTER)
+    program = of.programs.program(("forward", buckets.extend[-1]))
+    check_forward(program, of)
+    names = Counter(launch.name for launch in program.launches if launch.name.startswith("delta"))
+    in_tiles = {"delta_inverse_kernel": 2, "delta_tiles_kernel": 2}
+    assert names == ({"delta_kernel": 2} if is_deterministic else in_tiles)
+    bound = extend_bound(of.config, num_tokens, jnp.bfloat16.dtype.itemsize)
+    assert (0 if is_deterministic else 2 * bound / 3) <= program.temporary_bytes <= bound
 
 
 def test_a_layer_of_a_short_convolution_has_no_more_launches_than_one_of_attention():
