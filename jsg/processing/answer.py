@@ -57,7 +57,8 @@ class Prompt:
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined, media, post, snapshot_at: As in `Request`.
+            return_cache_info, hold, position_jumps, joined, media, post, snapshot_at, turn_end: As in
+            `Request`.
     """
 
     rid: str
@@ -84,6 +85,7 @@ class Prompt:
     media: tuple[MediaInput, ...] = ()
     post: str = ""
     snapshot_at: tuple[int, ...] = ()
+    turn_end: int = 0
 
     def check_task(self, embedder: Embedder | None) -> None:
         """Raises RequestError where the model generates and the prompt wants a vector, or the other way round."""

@@ -30,7 +30,7 @@ class EncodedPrompt:
     """A prompt as an engine takes it.
 
     Attributes:
-        input_ids, position_jumps, joined, media, snapshot_at: As in `types.Request`.
+        input_ids, position_jumps, joined, media, snapshot_at, turn_end: As in `types.Request`.
         part_ids: The tokens of each `TextPart` in order, also of those in branches. A run of text parts is one text:
             the first part has all of its tokens, and the others have none.
         ends_in_content: As in `answer.Prompt`.
@@ -43,11 +43,12 @@ class EncodedPrompt:
     part_ids: tuple[tuple[int, ...], ...] = ()
     ends_in_content: bool = False
     snapshot_at: tuple[int, ...] = ()
+    turn_end: int = 0
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that an `answer.Prompt` takes."""
-        names = ("input_ids", "position_jumps", "joined", "media", "ends_in_content", "snapshot_at")
+        names = ("input_ids", "position_jumps", "joined", "media", "ends_in_content", "snapshot_at", "turn_end")
         return {name: getattr(self, name) for name in names}
 
 

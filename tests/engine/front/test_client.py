@@ -481,18 +481,19 @@ def test_requests_of_one_moment_travel_in_one_message(use: Use, monkeypatch):
 def test_points_for_snapshots_go_to_an_engine_that_keeps_states(use: Use, monkeypatch):
     async def main(client: EngineClient) -> None:
         info, decoder, send = client.info, MessageDecoder(), client._socket.send_multipart
-        sent: list[tuple[int, ...]] = []
+        sent: list[tuple[tuple[int, ...], int]] = []
 
         def seen(frames, **how) -> None:
             message = decoder.decode([memoryview(bytes(frame)) for frame in frames])
-            sent.extend(request.make().snapshot_at for request in message.requests)
+            made = [each.make() for each in message.requests]
+            sent.extend((request.snapshot_at, request.turn_end) for request in made)
             send(frames, **how)
 
         monkeypatch.setattr(client._socket, "send_multipart", seen)
         for caches_states in (False, True):
             monkeypatch.setattr(EngineClient, "info", dataclasses.replace(info, caches_states=caches_states))
-            await collect(client, dataclasses.replace(request(f"r{caches_states}"), snapshot_at=(1, 3)))
-        assert sent == [(), (1, 3)]
+            await collect(client, dataclasses.replace(request(f"r{caches_states}"), snapshot_at=(1, 3), turn_end=2))
+        assert sent == [((), 0), ((1, 3), 2)]
 
     use(main)
 
