@@ -31,7 +31,7 @@ HYBRID_100M: dict[str, Any] = {name: value for name, value in LLAMA_100M.items()
     "linear_value_head_dim": 64,
     "rms_norm_eps": 1e-6,
 }
-"""A Qwen3.5 of that shape. As in the 9B, values of linear attention are as wide as the model, and queries half of it."""
+"""A Qwen3.5 of that shape. As in the 9B, values of linear attention are as wide as the model, queries half as wide."""
 
 LLAMA_500M: dict[str, Any] = LLAMA_100M | {
     "vocab_size": 32_000,

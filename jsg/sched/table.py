@@ -208,8 +208,8 @@ class RequestTable:
 
     def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
         """Keeps what other requests need to go on after the last dispatched token of a row (`RowStates.snapshot`)."""
-        num_pages = place.num_dispatched // self.page_size
-        if num_pages and num_pages * self.page_size == place.num_dispatched and num_pages == place.num_tree_pages:
+        num_pages, odd = divmod(place.num_applied, self.page_size)
+        if 0 < num_pages <= place.num_tree_pages and not odd:
             for states in self.states:
                 states.snapshot(place, is_last=is_last)
 
@@ -393,6 +393,11 @@ class RequestTable:
         self._allocator.free(self.pages[place.row, begin:end])
         self.num_uncached_pages -= end - begin
         place.num_dispatched = left
+        place.num_again = max(place.num_again - num_tokens, 0)
+
+    def may_draft(self, place: Placement, num_new: int) -> bool:
+        """Whether the next step of a row may have so many tokens with drafts, until whose commit what it reads is kept."""
+        return all(states.double(place, num_new) for states in self.states)
 
     def _allocate(self, num_pages: int) -> np.ndarray:
         if num_pages > self._allocator.num_free:
@@ -463,8 +468,8 @@ class RequestTable:
             f"{' + '.join(POOL_TERMS)} = {counts} must add up to {self.num_pages} pages"
         )
         is_idle = self.num_free_rows == len(self.pages) - 1
-        for states in self.states:
-            states.check(is_idle=is_idle and not self.num_kept)
+        for kind in self._cache.kinds:
+            kind.check(is_idle=is_idle and not self.num_kept)
         if is_idle:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"

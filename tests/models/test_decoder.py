@@ -160,7 +160,7 @@ DELTA = DeltaSpec(
 OTHER: dict[str, Any] = {
     "key_heads": 4,
     "key_dim": 32,
-    "taps": 3,
+    "taps": 2,
     "most": 2.0,
     "gate_rank": 16,
     "module": "another",
