@@ -17,6 +17,6 @@ class ClampedGate:
     slope: float
 
 
-Activation = Literal["silu", "gelu_tanh"] | ClampedGate
+Activation = Literal["silu", "gelu_tanh", "relu2"] | ClampedGate
 """What a feed-forward block lets through: x · sigmoid(x), or GELU with tanh in place of the error function, or clamped.
-"""
+One without gates has max(x, 0)²."""

@@ -18,8 +18,10 @@ def rms_norm(x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float)
     return (weight * normed.astype(weight.dtype)).astype(x.dtype)
 
 
-def gated(gate_up: Float[Array, "T 2 F"], activation: Activation, wide: jax.typing.DTypeLike) -> Float[Array, "T F"]:
+def gated(gate_up: Float[Array, "T _ F"], activation: Activation, wide: jax.typing.DTypeLike) -> Float[Array, "T F"]:
     """See `ops.gated`. `wide` is the type of what is computed. What is of more steps than silu is float32."""
+    if activation == "relu2":
+        return jnp.square(jax.nn.relu(gate_up[:, 0].astype(wide))).astype(gate_up.dtype)
     if isinstance(activation, ClampedGate):
         limit, (gate, up) = activation.limit, jnp.unstack(gate_up.astype(jnp.float32), axis=1)
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)

@@ -64,6 +64,21 @@ class StateMixer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NoMixer(StateMixer):
+    """What stands for the mixer of a layer that is a feed-forward block alone."""
+
+    state_shapes = ()
+
+    def num_weights(self, width: int) -> int:
+        """The numbers of the kernels: none."""
+        return 0
+
+    def over_devices(self, count: int) -> "NoMixer":
+        """The same for several devices."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
     """A root mean square norm, or a layer norm.
 
@@ -267,13 +282,13 @@ class AttentionSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardSpec:
-    """The gated feed-forward block: down(activation(gate(x)) · up(x)).
+    """The gated feed-forward block: down(activation(gate(x)) · up(x)). Without gates: down(activation(up(x))).
 
     Attributes:
         inner: Width inside the block.
         activation: The function of the gates.
         has_bias: Its projections have biases.
-        gate: The tensor of the projection to the gates, without `.weight`.
+        gate: The tensor of the projection to the gates, without `.weight`; None for no gates.
         up: That of the projection to what the gates let through. If it is the same, the rows of the gates are first.
         down: That of the projection back to the width of the model.
     """
@@ -281,13 +296,13 @@ class FeedForwardSpec:
     inner: int
     activation: Activation = "silu"
     has_bias: bool = False
-    gate: str = "mlp.gate_proj"
+    gate: str | None = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""
-        return 3 * width * self.inner
+        return (2 if self.gate is None else 3) * width * self.inner
 
     def check_devices(self, count: int, groups: int) -> None:
         """Raises ModelError unless so many devices can share out the columns. They are not shared out by groups."""
@@ -333,7 +348,7 @@ class SharedExpertSpec:
     Attributes:
         block: The block.
         gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`; None for
-            a block that nothing multiplies.
+            a block that nothing multiplies, which may have biases.
     """
 
     block: FeedForwardSpec
@@ -379,7 +394,7 @@ class ExpertsSpec:
     inner: int
     activation: Activation = "silu"
     router: RouterSpec
-    gate: str = "mlp.experts.{expert}.gate_proj"
+    gate: str | None = "mlp.experts.{expert}.gate_proj"
     up: str = "mlp.experts.{expert}.up_proj"
     down: str = "mlp.experts.{expert}.down_proj"
     stack: StackSpec | None = None
@@ -388,7 +403,7 @@ class ExpertsSpec:
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels of one expert, in a model of this width."""
-        return 3 * width * self.inner
+        return (2 if self.gate is None else 3) * width * self.inner
 
     def check_devices(self, count: int, groups: int) -> None:
         """Raises unless so many groups of devices can share out the experts, and those of a group the columns."""

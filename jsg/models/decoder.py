@@ -19,7 +19,7 @@ from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import rotate
-from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NormSpec, QueryKeyNormSpec
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NoMixer, NormSpec, QueryKeyNormSpec
 from jsg.models.convolution import GatedConvolution
 from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta import DeltaAttention
@@ -158,7 +158,7 @@ class NormsOverHeads(nnx.Module):
 
 def _mixer(
     spec: Mixer, prefix: str, width: int, dtype: jax.typing.DTypeLike
-) -> Attention | LatentAttention | DeltaAttention | Mamba | GatedConvolution:
+) -> Attention | LatentAttention | DeltaAttention | Mamba | GatedConvolution | None:
     match spec:
         case LatentSpec():
             return LatentAttention(spec, prefix, width, dtype)
@@ -168,6 +168,8 @@ def _mixer(
             return Mamba(spec, prefix, width, dtype)
         case ConvolutionSpec():
             return GatedConvolution(spec, prefix, width, dtype)
+        case NoMixer():
+            return None
         case _:
             return Attention(spec, prefix, width, dtype)
 
@@ -187,7 +189,8 @@ class Layer(nnx.Module):
         self.attention = _mixer(spec.attention, *where)
         self.attention_post_norm = norm(spec.after_attention)
         self.mlp_norm = norm(spec.before_mlp)
-        self.mlp = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else FeedForward(mlp, *where)
+        block = SparseFeedForward(mlp, *where) if isinstance(mlp, ExpertsSpec) else mlp and FeedForward(mlp, *where)
+        self.mlp = block
         self.beside = ExpertsBeside(spec.beside, *where) if spec.beside else None
         self.mlp_post_norm = norm(spec.after_mlp)
         self.own_input = LayerInput(spec.own_input, *where) if spec.own_input else None
@@ -203,18 +206,21 @@ class Layer(nnx.Module):
         own: Float[Array, "T width"] | None = None,
     ) -> tuple[Float[Array, "T D"], LayerArrays]:
         """The residual stream after this layer, and the part of the pool that it reads."""
-        read = _normed(x, self.attention_norm)
-        gathered, cache = self.attention(read, inputs, turn, cache)
-        added = x + self._scaled(_normed(gathered, self.attention_post_norm))
-        if not self.spec.is_parallel:
-            read = _normed(added, self.mlp_norm)
-        elif self.mlp_norm is not None:
-            read = self.mlp_norm(x)
-        else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
-            read = lax.optimization_barrier(read)
-        made = self.mlp(read)
-        made = made if self.beside is None else self.beside(added, made)
-        x = added + self._scaled(_normed(made, self.mlp_post_norm))
+        read, added = _normed(x, self.attention_norm), x
+        if self.attention is not None:
+            gathered, cache = self.attention(read, inputs, turn, cache)
+            added = x + self._scaled(_normed(gathered, self.attention_post_norm))
+        if self.mlp is not None:
+            if not self.spec.is_parallel:
+                read = _normed(added, self.mlp_norm)
+            elif self.mlp_norm is not None:
+                read = self.mlp_norm(x)
+            else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
+                read = lax.optimization_barrier(read)
+            made = self.mlp(read)
+            made = made if self.beside is None else self.beside(added, made)
+            added += self._scaled(_normed(made, self.mlp_post_norm))
+        x = added
         if self.own_input is not None and own is not None:
             x += self.own_input(x, own)
         return x if self.scalar is None else x * self.scalar[...], cache
@@ -276,7 +282,9 @@ class Decoder(nnx.Module):
         for layer in self.layers:
             attention = layer.spec.attention
             has_keys = attention.kv_shape is not None
-            kept, i = (caches, num_caches) if has_keys else (states, num_states)
+            kept, i = (
+                (caches, num_caches) if has_keys else (states, num_states) if attention.state_shapes else ([()], 0)
+            )
             angles = attention.rope, attention.head_dim
             if angles not in turns:
                 turns[angles] = rotation(inputs.positions, *angles)
@@ -287,7 +295,7 @@ class Decoder(nnx.Module):
             places.append(i if layer.spec.kv_source is None else places[layer.spec.kv_source])
             group, given = groups[of_layers[i] if has_keys else 0], None if own is None else own[:, len(places) - 1]
             x, kept[places[-1]] = _run_layer(graph, alike, x, group, turns[angles], kept[places[-1]], given)
-            num_caches, num_states = num_caches + has_keys, num_states + (not has_keys)
+            num_caches, num_states = num_caches + has_keys, num_states + bool(attention.state_shapes)
         return self.final_norm(x), KVPool(tuple(caches), tuple(states))
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:

@@ -9,8 +9,8 @@ from jsg.models.block_spec import StateMixer, StateShape, require_divisor
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSpec(StateMixer):
-    """A gated delta rule over queries, keys and values that a short convolution mixes.
+class HeadStates(StateMixer):
+    """Linear attention of heads with a matrix each, over queries, keys and values that a short convolution mixes.
 
     Attributes:
         key_heads: Heads of queries and keys.
@@ -19,6 +19,32 @@ class DeltaSpec(StateMixer):
         value_dim: Width of a value.
         taps: How many tokens the convolution sees, with the newest.
         eps: What the norm of outputs adds to the mean square.
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    eps: float
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What the layer keeps of a request: the last inputs of the convolution, and a matrix for each head."""
+        inputs = (self.taps, self.key_heads, self.mixed // self.key_heads)
+        return StateShape(inputs, 1), StateShape((self.heads, self.value_dim, self.key_dim), 0, "float32")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec(HeadStates):
+    """A gated delta rule.
+
+    Attributes:
         most: The greatest strength.
         gate_rank: Width of what the decays of each number of a key, and the gates of the output, are made of: see
             `GatesApart`. None if a head has one decay, and its gates are among the projections.
@@ -31,12 +57,6 @@ class DeltaSpec(StateMixer):
         output: That of the projection of outputs.
     """
 
-    key_heads: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
-    eps: float
     most: float = 1.0
     gate_rank: int | None = None
     module: str = "linear_attn"
@@ -45,17 +65,6 @@ class DeltaSpec(StateMixer):
     convolutions: tuple[str, ...] = ("conv1d",) * 3
     norm: str = "norm"
     output: str = "out_proj"
-
-    @property
-    def mixed(self) -> int:
-        """Channels of the convolution."""
-        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
-
-    @property
-    def state_shapes(self) -> tuple[StateShape, ...]:
-        """What the layer keeps of a request: the last inputs of the convolution, and a matrix for each head."""
-        inputs = (self.taps, self.key_heads, self.mixed // self.key_heads)
-        return StateShape(inputs, 1), StateShape((self.heads, self.value_dim, self.key_dim), 0, "float32")
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels, in a model of this width."""

@@ -60,10 +60,10 @@ class SparseFeedForward(nnx.Module):
             origin = Origin(sources, split_axis=split_axis, expert_axis=0)
             return parameter((spec.count, length), dtype, origin)
 
-        self.gate = kernels(spec.gate, width, spec.inner, 2, turns=turns)
+        self.gate = kernels(spec.gate, width, spec.inner, 2, turns=turns) if spec.gate else None
         self.up = kernels(spec.up, width, spec.inner, 2, turn=turns - 1, turns=turns)
         self.down = kernels(spec.down, spec.inner, width, 1)
-        self.gate_bias = biases(spec.gate, spec.inner, 1, turns=turns)
+        self.gate_bias = biases(spec.gate, spec.inner, 1, turns=turns) if spec.gate else None
         self.up_bias = biases(spec.up, spec.inner, 1, turn=turns - 1, turns=turns)
         self.down_bias = biases(spec.down, width, None)
         shared = spec.shared
@@ -97,7 +97,8 @@ class SparseFeedForward(nnx.Module):
         gate, up, down = (
             None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
-        gate_up = [_grouped(copies, *each, routes.sizes) for each in ((self.gate, gate), (self.up, up))]
+        opened = ((self.gate, gate), (self.up, up))
+        gate_up = [_grouped(copies, kernel, bias, routes.sizes) for kernel, bias in opened if kernel is not None]
         inner = ops.gated(jnp.stack(gate_up, axis=1), self.spec.activation)
         down = None if down is None else on_first_of_group(down)
         made = _grouped(inner, self.down, down, routes.sizes)[routes.places]
@@ -108,7 +109,9 @@ class SparseFeedForward(nnx.Module):
         if self.shared is not None:
             share = self.shared.part(x).astype(x.dtype)
             part += share if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * share
-        return add_up(part)
+        part = add_up(part)
+        bias = self.shared.down.bias if self.shared else None
+        return part if bias is None else part + bias[...]
 
     def _logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
         """The router's numbers for each token, in float32. A kernel of float32 multiplies float32."""

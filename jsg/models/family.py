@@ -11,7 +11,6 @@ from jsg.models.parts import (
     MAX_LAYERS,
     SLIDING,
     all_full,
-    num_layers,
     read_attention,
     read_experts,
     read_feed_forward,
@@ -31,7 +30,7 @@ STATES_NOTE = (
     "forces is computed token by token"
 )
 
-_Block = FeedForwardSpec | ExpertsSpec
+_Block = FeedForwardSpec | ExpertsSpec | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +117,12 @@ class Family:
         return dataclasses.replace(model, notes=tuple(dict.fromkeys(config.notes)))
 
     def _plain_model(self, config: Fields) -> ModelSpec:
-        count, windows = num_layers(config), {}
+        windows: dict[str, Any] = {}
         attention = self.attention(config) if callable(self.attention) else read_attention(config, **self.attention)
+        kinds = self.kinds(config) if callable(self.kinds) else read_kinds(config, self.kinds)
+        count = len(kinds)
         mlps = _of_each(self.mlp(config) if callable(self.mlp) else _read_mlp(config, **self.mlp), count)
         norms: dict[str, Any] = {place: read_norm(config, name, **self.norm) for place, name in self.norms.items()}
-        kinds = self.kinds(config) if callable(self.kinds) else read_kinds(config, self.kinds)
         if SLIDING in kinds:
             windows[SLIDING] = {"window": read_window(config)}
         by_layer = [attention[kind] for kind in kinds] if isinstance(attention, Mapping) else _of_each(attention, count)

@@ -11,12 +11,13 @@ from jsg.models.layers import Linear
 
 
 class FeedForward(nnx.Module):
-    """The gated feed-forward block: down(activation(gate(x)) · up(x))."""
+    """The feed-forward block: see `FeedForwardSpec`."""
 
     def __init__(self, spec: FeedForwardSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
         self.activation: Activation = spec.activation
-        inner, bias, names = spec.inner, spec.has_bias, (f"{prefix}.{spec.gate}", f"{prefix}.{spec.up}")
-        self.gate_up = Linear(names, width, (2, inner), dtype, split_axis=2, bias=bias)
+        inner, bias = spec.inner, spec.has_bias
+        names = tuple(f"{prefix}.{name}" for name in (spec.gate, spec.up) if name is not None)
+        self.gate_up = Linear(names, width, (len(names), inner), dtype, split_axis=2, bias=bias)
         self.down = Linear((f"{prefix}.{spec.down}",), inner, (width,), dtype, split_axis=0, bias=bias)
 
     def part(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:

@@ -26,7 +26,7 @@ class Mamba(nnx.Module):
     """The selective scan over the states of one layer, and the norm of each group of its outputs after their gates."""
 
     def __init__(self, spec: MambaSpec, prefix: str, width: int, dtype: jax.typing.DTypeLike):
-        name, groups, values = f"{prefix}.{spec.name}", spec.groups, spec.heads * spec.value_dim
+        name, groups, values = f"{prefix}.{spec.name}", spec.key_heads, spec.heads * spec.value_dim
         keys = groups // spec.group_repeats * spec.key_dim
         self.spec = spec
 
@@ -86,7 +86,7 @@ class Mamba(nnx.Module):
     def _normed(self, made: Float[Array, "T K values"]) -> Float[Array, "T K values"]:
         """By the mean of each group of the checkpoint, of which several devices may have a part."""
         squares = jnp.square(made).sum(-1, keepdims=True)
-        count = self.spec.heads * self.spec.value_dim * self.spec.group_repeats / self.spec.groups
+        count = self.spec.heads * self.spec.value_dim * self.spec.group_repeats / self.spec.key_heads
         if self.spec.group_repeats > 1:
             squares = add_up(squares.sum(1, keepdims=True))
         return made * lax.rsqrt(squares / count + self.spec.eps) * self.norm[...]

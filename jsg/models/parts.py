@@ -217,7 +217,8 @@ def read_experts(
         router: Fields of `RouterSpec`.
         **own: Fields of `ExpertsSpec`.
     """
-    require_silu(config)
+    if own.get("gate", "gate") is not None:
+        require_silu(config)
     count = config.integer(count_field, high=MAX_EXPERTS)
     chosen = ChoiceSpec(per_token=config.integer(per_token_field, high=count), **(choice or {}))
     routed = RouterSpec(choice=chosen, **(router or {}))

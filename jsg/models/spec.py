@@ -18,6 +18,7 @@ from jsg.models.block_spec import (
     FeedForwardSpec,
     KVShape,
     LayerInputSpec,
+    NoMixer,
     NormSpec,
     StackSpec,
     StateMixer,
@@ -54,7 +55,7 @@ class TensorNames:
         return re.fullmatch(self.unread, name) is not None
 
 
-Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec | NoMixer
 """What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
 `state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
 
@@ -70,13 +71,13 @@ class LayerSpec:
 
     Attributes:
         before_attention: The norm of what attention reads; None for none.
-        attention: Attention.
+        attention: Attention, or `NoMixer`.
         kv_source: The layer whose keys and values it reads; None for its own.
         after_attention: The norm of what attention adds; None for none.
         before_mlp: The norm of what the feed-forward block reads; None for none.
         is_parallel: The feed-forward block reads the residual stream from before attention: through its own norm, or
             if it has none through that of attention.
-        mlp: The feed-forward block.
+        mlp: The feed-forward block; None for none.
         beside: Experts beside it; None for none.
         after_mlp: The norm of what the feed-forward block adds; None for none.
         residual_factor: Multiplies what is added to the residual stream.
@@ -89,7 +90,7 @@ class LayerSpec:
     kv_source: int | None = None
     after_attention: NormSpec | None = None
     before_mlp: NormSpec | None = None
-    mlp: FeedForwardSpec | ExpertsSpec
+    mlp: FeedForwardSpec | ExpertsSpec | None
     beside: BesideSpec | None = None
     after_mlp: NormSpec | None = None
     is_parallel: bool = False
@@ -100,7 +101,8 @@ class LayerSpec:
     @property
     def blocks(self) -> tuple[FeedForwardSpec | ExpertsSpec, ...]:
         """The feed-forward block, and the experts beside it."""
-        return (self.mlp,) if self.beside is None else (self.mlp, self.beside.experts)
+        first = () if self.mlp is None else (self.mlp,)
+        return first if self.beside is None else (*first, self.beside.experts)
 
     @property
     def experts(self) -> ExpertsSpec | None:

@@ -1,8 +1,8 @@
 """Where a prompt parts from others: there a snapshot of the state is worth keeping (`types.Request.snapshot_at`).
 
 Prompts with the same text up to some place need not have the same tokens up to there, because tokens may span the
-place. No token spans the end of a special token. So a point is behind a special token if one is near, and else it is
-one token in front of the place.
+place. None spans the end of a special token, and few span the beginning of a word. So a point is behind a special token
+if one is near, and else in front of the last whole word.
 """
 
 import bisect
@@ -28,7 +28,9 @@ def point_before(tokenizer: Tokenizer, ids: Sequence[int], behind: str) -> int:
             continue
         place, num_bytes = max(place - step, 0), num_bytes - size
     near = range(place, max(place - _NEAR, 0), -1)
-    return next((point for point in near if ids[point - 1] in tokenizer.special_ids), max(place - 1, 0))
+    words = [point for point in near[1:] if tokenizer.token_bytes(ids[point])[:1].isspace()]
+    default = words[0] if words else max(place - 1, 0)
+    return next((point for point in near if ids[point - 1] in tokenizer.special_ids), default)
 
 
 def next_turn_place(rendered: str, messages: Messages, render: Callable[[Messages], str]) -> int | None:

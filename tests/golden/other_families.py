@@ -217,6 +217,18 @@ _KIMI_LINEAR = {
     "routed_scaling_factor": 1.5,
 }
 
+_NEMOTRON_H = {
+    "num_hidden_layers": None,
+    "rms_norm_eps": None,
+    "rope_theta": None,
+    "layer_norm_epsilon": 1e-2,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 48,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "pad_token_id": 0,
+}
+
 OTHERS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": small("GraniteMoeHybridForCausalLM", "granitemoehybrid", **_GRANITE_HYBRID),
     "granitemoehybrid_experts": small(
@@ -266,6 +278,21 @@ OTHERS: dict[str, dict[str, Any]] = {
         routed_scaling_factor=1.5,
         conv_bias=True,
         conv_L_cache=2,
+    ),
+    "nemotron_h": small("NemotronHForCausalLM", "nemotron_h", **_NEMOTRON_H, hybrid_override_pattern="M-MM*-"),
+    "nemotron_h_moe": small(
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        **{**_NEMOTRON_H, "mamba_head_dim": 16, "use_conv_bias": False},
+        layers_block_type=["moe", "mamba", "mlp", "attention", "mamba", "moe"],
+        n_routed_experts=6,
+        n_group=3,
+        topk_group=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=48,
+        routed_scaling_factor=1.5,
+        mlp_bias=True,
     ),
     "qwen3_5": small("Qwen3_5ForCausalLM", "qwen3_5_text", **_HYBRID),
     "qwen3_5_around": around(

@@ -130,7 +130,7 @@ def test_every_weight_matters(golden: Golden, place: str) -> None:
 
 def _difference_when_perturbed(golden: Golden, name: str) -> float:
     tensors = {**golden.tensors, name: golden.tensors[name].copy()}
-    row = golden.tokens[3] if "embed_tokens" in name else int(golden.arrays["columns"][5])
+    row = golden.tokens[3] if "embed" in name else int(golden.arrays["columns"][5])
     shape = tensors[name].shape
     tensors[name][
         tuple(min(at, length - 1) for at, length in zip((row % len(tensors[name]), 3), shape, strict=False))

@@ -100,6 +100,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_its_family(tmp_path, arch
         "HunYuanDenseV1ForCausalLM": (32, 1e4, 1e-5, 2048, {None}, 1),
         "GraniteMoeForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
         "GraniteMoeHybridForCausalLM": (32, 1e4, 1e-6, 2048, {None}, 1),
+        "NemotronHForCausalLM": (8, None, 1e-5, 4096, {None}, 1),
         "OlmoeForCausalLM": (16, 1e4, 1e-5, 4096, {None}, None),
         "DeepseekV2ForCausalLM": (1, 1e4, 1e-6, 2048, {None}, 1),
         "DeepseekV3ForCausalLM": (1, 1e4, 1e-6, 4096, {None}, 0),
@@ -158,6 +159,9 @@ def test_the_defaults_of_families_are_those_of_transformers(architecture):
         values.setdefault(name, ours.get(name))
     if "use_sliding_window" in family.defaults:  # their configuration has applied the switch already
         values["sliding_window"] = type(theirs).sliding_window
+    if "hybrid_override_pattern" in ours:  # and written the layers as a list
+        values |= {name: ours[name] for name in ("hybrid_override_pattern", "layers_block_type", "num_hidden_layers")}
+        assert ours["hybrid_override_pattern"] == theirs.hybrid_override_pattern
     if "mamba_d_head" in ours:  # and computed the width
         values["mamba_d_head"] = type(theirs).mamba_d_head
     derived = {"num_key_value_heads": theirs.num_attention_heads, "head_dim": 128, "global_head_dim": 512}

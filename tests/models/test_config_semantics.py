@@ -10,7 +10,6 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
-from jsg.models.block_spec import StateMixer
 from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
@@ -154,6 +153,16 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
         "rope_interleave": [None, False],
         "original_max_position_embeddings": [64],
     },
+    "NemotronHForCausalLM": {
+        "layers_block_type": [["moe", "attention", "mlp", "mamba"], ["full_attention", "linear_attention"]],
+        "hybrid_override_pattern": ["M-*E", "*"],
+        "layer_norm_epsilon": [1e-4],
+        "n_groups": [2],
+        "use_conv_bias": [False],
+        "time_step_min": [0.1],
+        "n_routed_experts": [6],
+        "routed_scaling_factor": [1.5],
+    },
     "Olmo3ForCausalLM": {"rope_scaling": [UNTRUNCATED], "rope_parameters": [OF_KINDS]},
     "Qwen3MoeForCausalLM": {"num_experts": [3], "num_local_experts": [9]},
 }
@@ -172,6 +181,7 @@ IN_ALL = {
         "linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2]},
     },
     "Mistral4ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "NemotronHForCausalLM": {"n_routed_experts": 4, "moe_intermediate_size": 32, "mamba_num_heads": 8},
     "Qwen3MoeForCausalLM": {"num_experts_per_tok": 2},
 }
 """Fields that all files have. Without `head_dim` the two mean different things by GLM: see its family. With the default
@@ -281,9 +291,18 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert ours.max_position_embeddings == theirs.max_position_embeddings
     for layer, kind in zip(ours.layers, getattr(theirs, "layer_types", None) or (), strict=False):
         mamba = layer.attention
-        assert isinstance(mamba, StateMixer) == (kind in ("linear_attention", "conv"))
+        assert bool(mamba.state_shapes) == (kind in ("linear_attention", "conv"))
+        assert (layer.experts is not None) == (kind == "moe") or theirs.model_type != "nemotron_h"
         if isinstance(mamba, MambaSpec):
-            shape = (mamba.heads, mamba.groups, mamba.key_dim, mamba.value_dim, mamba.taps, mamba.has_bias, mamba.steps)
+            shape = (
+                mamba.heads,
+                mamba.key_heads,
+                mamba.key_dim,
+                mamba.value_dim,
+                mamba.taps,
+                mamba.has_bias,
+                mamba.steps,
+            )
             assert shape == scan_of(theirs)
     if theirs.model_type in ("ministral3", "mistral4"):
         scale, rope = attention.query_scale, theirs.rope_parameters
@@ -293,13 +312,13 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         short = [layer.attention for layer in ours.layers if isinstance(layer.attention, ConvolutionSpec)]
         assert {(each.taps, each.has_bias) for each in short} <= {(theirs.conv_L_cache, theirs.conv_bias)}
         assert {mlp.inner for mlp in (layer.mlp for layer in ours.layers) if mlp not in blocks} <= {inner(theirs)}
-    names = ("layer_norm_eps", "norm_eps", "rms_norm_eps")
+    names = ("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "rms_norm_eps")
     eps = next(getattr(theirs, name) for name in names if hasattr(theirs, name))
     assert (ours.final_norm.eps, ours.tie_word_embeddings) == (eps, theirs.tie_word_embeddings)
     if hasattr(theirs, "logit_scale"):
         assert ours.logit_factor == theirs.logit_scale
     assert tuple(layer.experts.count if layer.experts else 0 for layer in ours.layers) == experts(theirs)
-    if hasattr(theirs, "n_shared_experts"):
+    if hasattr(theirs, "n_shared_experts") and theirs.model_type != "nemotron_h":  # whose has a width of its own
         shared = {0 if mlp.shared is None else mlp.shared.block.inner // mlp.inner for mlp in blocks}
         assert shared <= {theirs.n_shared_experts}
     if hasattr(theirs, "n_shared_experts") or theirs.model_type == "lfm2_moe":
@@ -311,8 +330,13 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
 
 def scan_of(theirs: Any) -> tuple[Any, ...]:
     """The shape of a layer of Mamba-2."""
-    shape = "n_heads n_groups d_state d_head d_conv conv_bias".split()
-    return (*(getattr(theirs, f"mamba_{name}") for name in shape), theirs.time_step_limit)
+    if theirs.model_type == "nemotron_h":
+        names = "mamba_num_heads n_groups ssm_state_size mamba_head_dim conv_kernel use_conv_bias"
+        steps = theirs.time_step_min, float("inf")
+    else:
+        names = "mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_conv_bias"
+        steps = theirs.time_step_limit
+    return (*(getattr(theirs, name) for name in names.split()), steps)
 
 
 def interleaves(theirs: Any) -> bool:
@@ -335,6 +359,8 @@ def experts(theirs: Any) -> tuple[int, ...]:
     count = next(filter(None, (getattr(theirs, name, None) for name in names)), 0)
     layers = range(theirs.num_hidden_layers)
     match theirs.model_type:
+        case "nemotron_h":
+            return tuple(count if kind == "moe" else 0 for kind in theirs.layer_types)
         case "gemma4_text":
             return (count * theirs.enable_moe_block,) * len(layers)
         case "glm4_moe_lite" | "kimi_linear":

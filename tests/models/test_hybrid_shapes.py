@@ -86,52 +86,7 @@ def test_what_published_models_keep(tmp_path: Path, name: str):
     assert all(spec.names.is_unread(spec.names.here(tensor)) for tensor in held)
 
 
-KIMI: dict[str, Any] = {
-    "architectures": ["KimiLinearForCausalLM"],
-    "model_type": "kimi_linear",
-    "auto_map": {"AutoModelForCausalLM": "modeling_kimi.KimiLinearForCausalLM"},
-    "first_k_dense_replace": 1,
-    "head_dim": 72,
-    "hidden_act": "silu",
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "kv_lora_rank": 512,
-    "linear_attn_config": {
-        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
-        "head_dim": 128,
-        "kda_layers": [layer for layer in range(1, 27) if layer % 4],
-        "num_heads": 32,
-        "short_conv_kernel_size": 4,
-    },
-    "mla_use_nope": True,
-    "model_max_length": 1048576,
-    "moe_intermediate_size": 1024,
-    "moe_layer_freq": 1,
-    "moe_renormalize": True,
-    "moe_router_activation_func": "sigmoid",
-    "num_attention_heads": 32,
-    "num_expert_group": 1,
-    "num_experts": 256,
-    "num_experts_per_token": 8,
-    "num_hidden_layers": 27,
-    "num_key_value_heads": 32,
-    "num_nextn_predict_layers": 0,
-    "num_shared_experts": 1,
-    "pad_token_id": 163839,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 10000.0,
-    "routed_scaling_factor": 2.446,
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "use_grouped_topk": True,
-    "v_head_dim": 128,
-    "vocab_size": 163840,
-}
-"""Kimi-Linear-48B-A3B, remembered."""
+KIMI = PUBLISHED["kimi-linear-48b-a3b"].file
 
 
 def test_what_kimi_linear_keeps(tmp_path: Path):
@@ -144,7 +99,6 @@ def test_what_kimi_linear_keeps(tmp_path: Path):
     assert full == [3, 7, 11, 15, 19, 23, 26]
     assert [of.experts is None for of in spec.layers] == [True] + [False] * 26
     assert spec.max_position_embeddings == 2**20
-    assert num_parameters(spec) == 49_122_681_728
 
 
 def test_the_names_that_published_files_of_kimi_linear_have(tmp_path: Path):
@@ -200,10 +154,89 @@ def test_what_granite_keeps(tmp_path: Path, name: str):
     assert round(num_parameters(spec) / 1e6) == millions
 
 
+NEMOTRONS: dict[str, tuple[str, dict[str, Any], int, int, int, int]] = {
+    # Layers, fields; layers with states, MiB of states, KiB of a token, millions of numbers.
+    "h-8b": ("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", {"hidden_size": 4096}, 24, 96, 16, 8101),
+    "nano-9b-v2": (
+        "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        {"hidden_size": 4480, "intermediate_size": 15680, "num_attention_heads": 40, "mamba_head_dim": 80},
+        27,
+        135,
+        16,
+        8888,
+    ),
+    "3-nano-30b-a3b": (
+        "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        {
+            "hidden_size": 2688,
+            "intermediate_size": 1856,
+            "num_key_value_heads": 2,
+            "mamba_num_heads": 64,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1856,
+            "moe_shared_expert_intermediate_size": 3712,
+            "routed_scaling_factor": 2.5,
+        },
+        23,
+        46,
+        6,
+        31578,
+    ),
+}
+
+
+def nemotron(name: str) -> dict[str, Any]:
+    pattern, fields, *_ = NEMOTRONS[name]
+    written = {"chunk_size": 128, "time_step_limit": [0.0, float("inf")], "num_query_groups": 8, "rms_norm_eps": 1e-5}
+    kind = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "time_step_rank": 256}
+    return {**kind, **written, "hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern), **fields}
+
+
+@pytest.mark.parametrize("name", NEMOTRONS)
+def test_what_nemotron_keeps(tmp_path: Path, name: str):
+    pattern, _, num_states, mib, kib, millions = NEMOTRONS[name]
+    spec = read(tmp_path, nemotron(name))
+    assert (spec.num_layers, len(spec.state_shapes), len(spec.kv_shapes)) == (
+        len(pattern),
+        num_states,
+        pattern.count("*"),
+    )
+    assert sum(shapes[1].num_bytes(2) for shapes in spec.state_shapes) == mib * 2**20
+    assert spec.kv_bytes_per_token(2) == kib * 2**10
+    assert round(num_parameters(spec) / 1e6) == millions
+    assert not any("num_hidden_layers" in note for note in spec.notes)
+
+
+def test_a_list_of_layers_counts_more_than_their_number(tmp_path: Path):
+    file = nemotron("h-8b") | {"layers_block_type": ["mamba", "attention", "mlp"]}
+    spec = read(tmp_path, file)
+    assert spec.num_layers == 3
+    assert any("num_hidden_layers has no effect" in note for note in spec.notes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"hybrid_override_pattern": "M-M-"}, "with attention in at least one layer"),
+        ({"hybrid_override_pattern": "MX*"}, "hybrid_override_pattern must be made of M, "),
+        ({"layers_block_type": ["mamba", "sliding_attention"]}, "layers_block_type must be made of mamba, "),
+        ({"layers_block_type": "M*"}, "layers_block_type must be made of mamba, "),
+        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act must be 'relu2'"),
+        ({"use_bias": True}, "use_bias must be False"),
+        ({"n_groups": 7}, "n_groups must divide 128 heads"),
+        ({"residual_in_fp32": True}, "residual_in_fp32 must be False"),
+    ],
+)
+def test_what_is_refused_of_nemotron(tmp_path: Path, fields: dict[str, Any], named: str):
+    with pytest.raises(ModelError, match=named):
+        read(tmp_path, nemotron("h-8b") | fields)
+
+
 def test_a_group_is_repeated_for_each_device_and_several_are_shared_out(tmp_path: Path):
     spec = read(tmp_path, granite("h-tiny"))
     mamba = spec.over_devices(4).layers[0].attention
-    assert (mamba.groups, mamba.group_repeats, spec.layers[0].attention.groups) == (4, 4, 1)
+    assert (mamba.key_heads, mamba.group_repeats, spec.layers[0].attention.key_heads) == (4, 4, 1)
     with pytest.raises(ModelError, match="the heads of Mamba layers of the model, which is 48, but got 32"):
         spec.layers[0].attention.over_devices(32)
     three = read(tmp_path, granite("h-tiny") | {"mamba_n_groups": 3})

@@ -34,6 +34,7 @@ class ScriptedClient:
     most_requests = 1000
 
     class info:
+        caches_states = False
         max_request_tokens = 100
         vocab_size = 512
         embedder = None

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+import jsg
 from jsg.processing.snapshot_points import point_before
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
 from tests.processing.chat_templates import STYLES
 from tests.server.byte_tokenizer import SPECIAL_TOKENS, write_byte_tokenizer
+from tests.server.posted_programs import graph_of
 from tests.server.scripted import INFO, ScriptedServer
 
 MOST_LOST = len("assistant\n<think>\n")  # tokens, which are bytes here, from the point to where the prompts part
@@ -145,6 +147,8 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         ("cdefg<s>hijkl", "kl", 6),
         ("cdefg<s>hijkl", "hijkl", 6),
         ("cd<s>efghijklmnopqrstuvwxyz", "z", 23),
+        ("abc def ghi", "hi", 6),
+        ("abc def ghi", " ghi", 2),
         ("é", "é", 0),
         ("é" * 300, "é" * 299, 1),
     ],
@@ -159,9 +163,12 @@ class TestEndpoints:
 
     MESSAGES = TALK[:3]
 
+    def served(self, tokenizer_dir: Path, caches_states: bool = True) -> ScriptedServer:
+        return ScriptedServer(tokenizer_dir, info=dataclasses.replace(INFO, caches_states=caches_states))
+
     @pytest.mark.parametrize("caches_states", [True, False])
-    def test_chats(self, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caches_states: bool):
-        server = ScriptedServer(tokenizer_dir, info=dataclasses.replace(INFO, caches_states=caches_states))
+    def test_chats(self, tokenizer_dir: Path, caches_states: bool):
+        server = self.served(tokenizer_dir, caches_states)
         common = {"model": "fake", "max_tokens": 4}
         for path, body in (
             ("/v1/chat/completions", {**common, "messages": self.MESSAGES}),
@@ -173,3 +180,47 @@ class TestEndpoints:
             behind = "assistant\n" if caches_states else None
             found = [server.tokenizer.decode(server.request.input_ids[p:]) for p in server.request.snapshot_at]
             assert found == ([behind] if caches_states else []), path
+
+    @pytest.mark.parametrize("caches_states", [True, False])
+    def test_prompts_of_one_post(self, tokenizer_dir: Path, caches_states: bool):
+        shared, few = "x" * 40, {"max_tokens": 2}
+        server = self.served(tokenizer_dir, caches_states)
+        for path, body in (
+            ("/v1/score", {"query": shared, "items": ["a", "b", "cc"], "label_token_ids": [5]}),
+            ("/v1/completions", {"model": "fake", "prompt": [shared + "a", shared + "bb", shared], **few}),
+            ("/generate", {"text": [shared + "a", shared + "bb"]}),
+        ):
+            server.reset()
+            server.engine.info = dataclasses.replace(INFO, caches_states=caches_states)
+            answer = server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            found = {request.snapshot_at for request in server.engine.requests}
+            assert found == {(40,) if caches_states else ()}, path
+
+    def test_answers_choices_and_parts(self, tokenizer_dir: Path):
+        server = self.served(tokenizer_dir)
+        parts = ["say it", "", " at once"]
+        for path, body, points in (
+            ("/generate", {"text": "say", "sampling_params": {"n": 2}}, {(3,)}),
+            ("/generate", {"prompt": parts}, {(3,)}),
+            ("/generate", {"prompt": ["say it", [], " at once"]}, {(6,)}),
+            ("/select", {"prompt": parts, "choices": [" or so", " or never"]}, {(3, 13), (3, 18)}),
+        ):
+            server.engine.requests.clear()
+            answer = server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert {request.snapshot_at for request in server.engine.requests} == points, path
+
+    def test_the_runs_of_a_posted_program(self, tokenizer_dir: Path):
+        server = self.served(tokenizer_dir)
+        body = {"graph": graph_of(_asked), "batch": [{"question": text} for text in ("Who is it?", "Why?")]}
+        answer = server.http.post("/v1/programs", json=body)
+        assert answer.status_code == 200, answer.text
+        assert [request.snapshot_at for request in server.engine.requests] == [(len("Be"),)] * 2
+
+
+@jsg.function
+def _asked(s: Any, question: str) -> None:
+    s += "Be brief."
+    s += question
+    s += jsg.gen("answer", max_tokens=1)

@@ -203,10 +203,12 @@ class _Piece:
         """The states of all heads of this key head."""
         function, num_bytes = self._function, self._shape.group * self._shape.keys * self._shape.values * 4
         states = self._call.states.data
-        slots = (self._source, self._target)
-        places = [function.address(states, (slot * self._heads + self._head) * num_bytes) for slot in slots]
+        source, target = (
+            function.address(states, (slot * self._heads + self._head) * num_bytes)
+            for slot in (self._source, self._target)
+        )
         is_fresh = function.both(self._position.equals(0), self._is_known.equals(0))
-        bring_states(function, num_bytes, *places, self._source.equals(self._target), is_fresh)
+        bring_states(function, num_bytes, source, target, self._source.equals(self._target), is_fresh)
 
     def _convolve(self, token: Value, offset: Value) -> None:
         """The convolution and SiLU of one token, from the oldest tap on."""

@@ -77,8 +77,8 @@ def _item(shape: _Shape, function: Function, buffers: list[Buffer], index: Value
     group = head // shape.group
     with function.when(function.constant(0) < length):
         is_fresh = function.both(position.equals(0), is_known.equals(0))
-        places = [function.address(states.data, (slot * heads + head) * num_bytes) for slot in (source, target)]
-        bring_states(function, num_bytes, *places, source.equals(target), is_fresh)
+        old, state = (function.address(states.data, (slot * heads + head) * num_bytes) for slot in (source, target))
+        bring_states(function, num_bytes, old, state, source.equals(target), is_fresh)
         with function.loop(length) as offset:
             token = start + offset
             here = function.address(channels.data, (token * groups + group) * (4 * width))
@@ -94,7 +94,7 @@ def _item(shape: _Shape, function: Function, buffers: list[Buffer], index: Value
             share = function.chosen(is_read_only, function.like(share, 0.0), share)
             with function.loop(shape.values) as row:
                 line, value = (
-                    function.address(places[1], row * (4 * shape.keys)),
+                    function.address(state, row * (4 * shape.keys)),
                     load_number(function, values, row * 4),
                 )
                 added = function.spread(value * share)

@@ -1,7 +1,6 @@
 """Granite 4: Granite with layers of Mamba-2, and a block that all tokens use, alone or beside experts."""
 
 import dataclasses
-from collections.abc import Mapping
 
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, SharedExpertSpec
@@ -27,31 +26,23 @@ from jsg.models.spec import Mixer
 KINDS = {"mamba": LINEAR, "attention": FULL, LINEAR: LINEAR, FULL: FULL}
 """What files call the kinds of layers → what transformers does."""
 ROPES = ("rope", "nope")
-FIELDS = {
-    "groups": "mamba_n_groups",
-    "heads": "mamba_n_heads",
-    "key_dim": "mamba_d_state",
-    "value_dim": "mamba_d_head",
-    "taps": "mamba_d_conv",
-    "bias": "mamba_conv_bias",
-    "eps": "rms_norm_eps",
-}
+FIELDS = "mamba_n_groups mamba_n_heads mamba_d_state mamba_d_head mamba_d_conv mamba_conv_bias rms_norm_eps"
 
 
-def read_mamba(config: Fields, name: str, fields: Mapping[str, str], steps: tuple[float, float]) -> MambaSpec:
-    """A layer of Mamba-2, of these fields."""
-    groups, heads = (config.integer(fields[each], high=MAX_HEADS) for each in ("groups", "heads"))
-    config.require(heads % groups == 0, fields["groups"], f"divide {heads} heads", groups)
-    taps = config.integer(fields["taps"], low=2, high=MAX_TAPS)
+def read_mamba(config: Fields, name: str, fields: str, steps: tuple[float, float]) -> MambaSpec:
+    """A layer of Mamba-2, of fields with these names, in this order."""
+    of_groups, of_heads, key_dim, value_dim, taps, bias, eps = fields.split()
+    groups, heads = (config.integer(each, high=MAX_HEADS) for each in (of_groups, of_heads))
+    config.require(heads % groups == 0, of_groups, f"divide {heads} heads", groups)
     return MambaSpec(
         name=name,
-        groups=groups,
+        key_heads=groups,
         heads=heads,
-        key_dim=config.integer(fields["key_dim"], high=MAX_HEAD_DIM),
-        value_dim=config.integer(fields["value_dim"], high=MAX_HEAD_DIM),
-        taps=taps,
-        has_bias=is_on(config, fields["bias"]),
-        eps=read_eps(config, fields["eps"]),
+        key_dim=config.integer(key_dim, high=MAX_HEAD_DIM),
+        value_dim=config.integer(value_dim, high=MAX_HEAD_DIM),
+        taps=config.integer(taps, low=2, high=MAX_TAPS),
+        has_bias=is_on(config, bias),
+        eps=read_eps(config, eps),
         steps=steps,
     )
 

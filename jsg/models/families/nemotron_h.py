@@ -1,0 +1,145 @@
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a Mamba-2, attention without rope, a block, or experts.
+
+Blocks have no gates, but the square of ReLU. A step is at least `time_step_min`, as transformers computes prompts.
+"""
+
+import dataclasses
+from typing import Any
+
+from jsg.fields import Fields
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, NoMixer, SharedExpertSpec
+from jsg.models.families import glm4_moe
+from jsg.models.families.granitemoehybrid import KINDS, read_mamba
+from jsg.models.family import PLAIN
+from jsg.models.parts import FULL, LINEAR, MAX_LAYERS, is_on, read_heads
+from jsg.models.spec import Mixer, ModelSpec, TensorNames
+
+BLOCK, EXPERTS = "mlp", "moe"
+KINDS_FIELD = "layers_block_type"
+LETTERS = {"M": LINEAR, "*": FULL, "-": BLOCK, "E": EXPERTS}
+"""Of `hybrid_override_pattern`."""
+NAMES = KINDS | {BLOCK: BLOCK, EXPERTS: EXPERTS}
+FIELDS = "n_groups mamba_num_heads ssm_state_size mamba_head_dim conv_kernel use_conv_bias layer_norm_epsilon"
+PREFIXES = {"embeddings.": "model.embed_tokens.", "norm_f.": "model.norm.", "layers.": "model.layers."}
+OUTER = ("", "backbone.", "model.")
+
+
+def kinds(config: Fields) -> list[str]:
+    """The kind of each layer. How many there are is not asked of another field."""
+    field, known = KINDS_FIELD, NAMES
+    if config.get(field) is None:
+        field, known = "hybrid_override_pattern", LETTERS
+    named = config.get(field)
+    ok = isinstance(named, list if known is NAMES else str) and 0 < len(named) <= MAX_LAYERS
+    ok = ok and all(isinstance(kind, str) and kind in known for kind in named) and FULL in map(known.get, named)
+    config.require(ok, field, f"be made of {', '.join(known)}, with attention in at least one layer", named)
+    if config.get("num_hidden_layers") not in (None, len(named)):
+        config.notes.append(f"num_hidden_layers has no effect, for {field} names {len(named)} layers")
+    return [known[kind] for kind in named]
+
+
+def attention(config: Fields) -> dict[str, Mixer]:
+    """The mixer of each kind of layer."""
+    projections = tuple(f"mixer.{name}_proj" for name in "qkv")
+    smallest = config.number("time_step_min")
+    return {
+        LINEAR: read_mamba(config, "mixer", FIELDS, (smallest, float("inf"))),
+        FULL: read_heads(config, projections=projections, output="mixer.o_proj"),
+        BLOCK: NoMixer(),
+        EXPERTS: NoMixer(),
+    }
+
+
+def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec | None]:
+    """The feed-forward block of each layer that is one."""
+    of_layers = kinds(config)
+    plain: dict[str, Any] = {"activation": "relu2", "gate": None}
+    has_bias = is_on(config, "mlp_bias")
+    block = FeedForwardSpec(
+        inner=config.integer("intermediate_size"),
+        has_bias=has_bias,
+        up="mixer.up_proj",
+        down="mixer.down_proj",
+        **plain,
+    )
+    blocks: dict[str, FeedForwardSpec | ExpertsSpec] = {BLOCK: block}
+    if EXPERTS in of_layers:
+        each, shared = "mixer.experts.{expert}", "mixer.shared_experts"
+        router = glm4_moe.SIGMOIDS["router"] | {"name": "mixer.gate"}
+        router |= {"choice_bias": "mixer.gate.e_score_correction_bias"}
+        names = {"up": f"{each}.up_proj", "down": f"{each}.down_proj"}
+        one = config.under({"num_hidden_layers": 1, KINDS_FIELD: ["sparse"]})
+        choice, kinds_field = glm4_moe.SIGMOIDS["choice"], KINDS_FIELD
+        experts = glm4_moe.mlp(one, choice=choice, kinds_field=kinds_field, router=router, **names, **plain)[0]
+        inner = config.integer("moe_shared_expert_intermediate_size")
+        names = {"up": f"{shared}.up_proj", "down": f"{shared}.down_proj"}
+        beside = SharedExpertSpec(block=dataclasses.replace(block, inner=inner, **names))
+        blocks[EXPERTS] = dataclasses.replace(experts, shared=beside)
+    return [blocks.get(kind) for kind in of_layers]
+
+
+def model(config: Fields, plain: ModelSpec) -> ModelSpec:
+    """One norm in each layer, and the names of tensors. What predicts later tokens is not read."""
+    layers = tuple(
+        dataclasses.replace(layer, **({"before_mlp": None} if layer.mlp is None else {"before_attention": None}))
+        for layer in plain.layers
+    )
+    prefixes = {outer + inner: here for outer in OUTER for inner, here in PREFIXES.items()}
+    return dataclasses.replace(plain, layers=layers, names=TensorNames(prefixes=prefixes, unread=r"mtp\..*"))
+
+
+FAMILY = PLAIN.variant(
+    architecture="NemotronHForCausalLM",
+    model_type="nemotron_h",
+    defaults={
+        "vocab_size": 131072,
+        "intermediate_size": 21504,
+        "num_hidden_layers": None,
+        "layers_block_type": None,
+        "hybrid_override_pattern": "ME*-",
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "layer_norm_epsilon": 1e-5,
+        "mlp_bias": False,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "time_step_min": 0.001,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    without="rope_theta rms_norm_eps hidden_act",
+    only={
+        "mamba_hidden_act": "silu",
+        "mlp_hidden_act": "relu2",
+        "mamba_ssm_cache_dtype": "float32",
+        "moe_latent_size": None,
+        "residual_in_fp32": False,
+        "sliding_window": None,
+        "use_bias": False,
+    },
+    ignored=frozenset(
+        "chunk_size expand hidden_act mamba_proj_bias moe_shared_expert_overlap mtp_hybrid_override_pattern "
+        "mtp_layers_block_type num_logits_to_keep num_nextn_predict_layers num_query_groups rescale_prenorm_residual "
+        "rms_norm_eps rope_theta time_step_floor time_step_limit time_step_max time_step_rank use_mamba_kernels".split()
+    ),
+    aliases={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
+    attention=attention,
+    kinds=kinds,
+    mlp=mlp,
+    norms={"before_attention": "norm", "before_mlp": "norm"},
+    norm={"eps_field": "layer_norm_epsilon", "is_wide": True},
+    scales_context=False,
+    model=model,
+)
