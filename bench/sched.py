@@ -21,6 +21,7 @@ from bench.report import Report
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.tree_log import STOP, TreeLog
+from jsg.cache.windows import kinds_of, make_allocator
 from jsg.config import POLICIES
 from jsg.engine.child.free_memory import collect_seldom
 from jsg.engine.device import packing
@@ -87,10 +88,13 @@ def make_host(
     chunk: int = 8192,
     context_length: int = 8192,
     num_pages: int | None = None,
+    num_states: int | None = None,
 ) -> Host:
-    """The host side of an engine with the sizes of a large server."""
-    allocator = PageAllocator((num_pages or NUM_PAGES // page_size) + 1)
-    cache = RadixCache(page_size, allocator)
+    """The host side of an engine with the sizes of a large server, and for a hybrid with so many states of prefixes."""
+    slots = None if num_states is None else (NUM_RUNNING, num_states)
+    total = (num_pages or NUM_PAGES // page_size) + 1
+    allocator = make_allocator({None: total}, page_size, has_layers=True, num_slots=slots)
+    cache = RadixCache(page_size, allocator, kinds=kinds_of(allocator))
     config = SchedulerConfig(
         context_length=context_length,
         vocab_size=VOCAB,

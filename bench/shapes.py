@@ -22,6 +22,17 @@ LLAMA_100M: dict[str, Any] = {
 }
 """About 100 million parameters, for measurements on a CPU."""
 
+HYBRID_100M: dict[str, Any] = {name: value for name, value in LLAMA_100M.items() if name != "rope_parameters"} | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "linear_num_key_heads": 6,
+    "linear_num_value_heads": 12,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "rms_norm_eps": 1e-6,
+}
+"""A Qwen3.5 of that shape. As in the 9B, values of linear attention are as wide as the model, queries half as wide."""
+
 LLAMA_500M: dict[str, Any] = LLAMA_100M | {
     "vocab_size": 32_000,
     "hidden_size": 1280,

@@ -192,7 +192,8 @@ class GrowingScores(Sequence[TokenLogprob]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
 
-    __hash__ = None
+    def __hash__(self) -> int:
+        raise TypeError("scores that grow have no hash")
 
 
 def _packed(scored: Iterable[TokenLogprob]) -> "array.array[float]":

@@ -69,6 +69,10 @@ class StateKind(Units, Protocol):
         """Units that a row of some tokens is expected to take for more tokens, `num_next` of them in the next step."""
         ...
 
+    def check(self, *, is_idle: bool) -> None:
+        """Asserts that the units of each account add up to all, and that none is in use when nothing runs."""
+        ...
+
     def observe(self, told: Callable[[np.ndarray, int], None]) -> None:
         """Calls `told` each time that what pages, int32, have of the state is evicted or comes back.
 

@@ -86,8 +86,8 @@ class StateSlots:
     Without users, states of prefixes stay until others need their slots. Those that `State.goes_first` names go first,
     and then the least recently used one.
 
-    Invariants: free + running + evictable + locked == total. At most `most_cached` states are of prefixes, so there is
-    always a slot for a request.
+    Invariants: free + running + evictable + locked == total. Prefixes and requests with a second slot have at most
+    `most_cached` of them, so there is always one for a request.
 
     Attributes:
         slots: int32, by page the slot with the state after it; 0 for none.
@@ -108,7 +108,7 @@ class StateSlots:
         self._numbers = PageAllocator(1 + max_running + most_cached)
         self._states: dict[int, State] = {}
         self._idle: tuple[OrderedDict[State, None], ...] = (OrderedDict(), OrderedDict())
-        self._num_cached = 0
+        self._num_cached = self._num_second = 0
         self._pending: set[int] = set()
         self._told: Callable[[np.ndarray, int], None] | None = None
 
@@ -126,7 +126,7 @@ class StateSlots:
     @property
     def num_available(self) -> int:
         """See `StateKind`: states that can be kept of prefixes."""
-        return self.most_cached - self._num_cached + sum(map(len, self._idle))
+        return self.most_cached - self._num_cached - self._num_second + sum(map(len, self._idle))
 
     # Slots of requests.
 
@@ -137,8 +137,16 @@ class StateSlots:
         self.num_running += 1
         return int(slots[0])
 
-    def give(self, slot: int) -> None:
-        """Takes back the slot of a request that stops."""
+    def take_second(self) -> int | None:
+        """A second slot of a request, if there is one that no prefix needs."""
+        if not self._make_room(is_spare=True):
+            return None
+        self._num_second += 1
+        return self.take()
+
+    def give(self, slot: int, *, is_second: bool = False) -> None:
+        """Takes back a slot of a request: its only one when it stops, or either of two."""
+        self._num_second -= is_second
         self.num_running -= 1
         self._numbers.free(np.array([slot], np.int32))
 
@@ -169,7 +177,7 @@ class StateSlots:
 
     def _make_room(self, *, is_spare: bool) -> bool:
         """Evicts a state if no other one may be kept. False if all have users, or are worth more than a spare one."""
-        if self._num_cached < self.most_cached:
+        if self._num_cached + self._num_second < self.most_cached:
             return True
         queue = next(filter(None, self._idle[:1] if is_spare else self._idle), None)
         if queue is None:
@@ -266,7 +274,7 @@ class StateSlots:
 
     def check(self, *, is_idle: bool) -> None:
         """Asserts that the slots of each account add up to all, and that none is in use when nothing runs."""
-        assert sum(self.counts) == self.num_total and self._num_cached <= self.most_cached, (
+        assert sum(self.counts) == self.num_total and self._num_cached + self._num_second <= self.most_cached, (
             f"{' + '.join(SLOT_TERMS)} = {self.counts} must add up to {self.num_total} slots"
         )
         assert not is_idle or not (self.num_running or self.counts[-1]), "a state was not left"

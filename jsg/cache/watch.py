@@ -173,6 +173,20 @@ class WatchGroup:
                 heapq.heapify(turns)
         return self._turns
 
+    def common(self, watch: Watch, page_size: int) -> int:
+        """The most tokens that a watch has in common with another one here, end marks too; `matched` if it is alone."""
+        first, *_ = self._search(watch.tokens, page_size, is_whole=True)  # of equal ones
+        here, most = self.watches.index(watch, first), self.matched
+        for step in (-1, 1):
+            index, shared = here, len(watch.tokens) + page_size
+            while 0 <= index + step < len(self.watches):
+                shared = min(shared, self._shared[max(index, index + step)])
+                index += step
+                if self.watches[index].group is self:
+                    most = max(most, shared)
+                    break
+        return most
+
     def next_page(self, page_size: int) -> bytes:
         """The page of tokens that would lengthen the match; empty where whole prompts match."""
         matched = self.matched

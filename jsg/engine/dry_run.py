@@ -326,7 +326,7 @@ def _described(model: ModelSpec) -> dict[str, Any]:
             {"count": mlp.count, "per_token": mlp.router.choice.per_token, "num_layers": count}
             for mlp, count in experts.items()
         ],
-        "num_linear_layers": len(model.state_shapes),
+        "num_state_layers": len(model.state_shapes),
         "state_bytes": model.state_bytes(2),
         "sees_images": model.vision is not None,
         "notes": list(model.notes),
@@ -342,9 +342,9 @@ def _shown(model: ModelSpec) -> list[str]:
     text = f"model:   {model.architecture}, {model.num_layers} layers of width {model.hidden_size}"
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)
     text += "".join(f", {count} layers with a window of {window}" for window, count in windows.items())
-    if shape["num_linear_layers"]:
-        text += f", {shape['num_linear_layers']} layers of linear attention"
-        text += f" with a state of {shape['state_bytes'] / 2**20:.1f} MiB for each request"
+    if shape["num_state_layers"]:
+        text += f", {shape['num_state_layers']} layers that keep a state of each request, together "
+        text += f"{shape['state_bytes'] / 2**20:.1f} MiB"
     text += "".join(f", {count} experts of which a token uses {per_token}" for count, per_token in experts)
     text += ", and a tower that sees images" if shape["sees_images"] else ""
     return [text, f"context: {model.max_position_embeddings} tokens", *(f"note:    {note}" for note in model.notes)]

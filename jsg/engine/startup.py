@@ -244,7 +244,6 @@ def start(config: EngineConfig, report: Report) -> Parts:
             settings.model.vocab_size,
             eos_ids,
             cast(JumpForward, config.jump_forward),
-            takes_drafts=not settings.model.state_shapes,
         ),
     )
 

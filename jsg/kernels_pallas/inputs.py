@@ -142,6 +142,20 @@ class Pieces(NamedTuple):
     is_known: Int[Array, " W"]
 
 
+class PieceTiles(NamedTuple):
+    """The pieces of a step cut into tiles, for implementations that compute many tokens at a time.
+
+    Attributes:
+        starts: Index of a tile's first token among the packed tokens.
+        lens: Tokens of the tile, at most `QUERY_TILE`, all of one piece. Padding has length 0.
+        firsts: The first tile of each piece. Its others follow, of which only the last may be shorter.
+    """
+
+    starts: Int[Array, " Q"]
+    lens: Int[Array, " Q"]
+    firsts: Int[Array, " W"]
+
+
 class StateCache(NamedTuple):
     """The states of all slots in one layer of linear attention. Slot 0 is that of padding.
 

@@ -34,6 +34,7 @@ from jsg.kernels_pallas.inputs import (
     LayerCache,
     Panels,
     Pieces,
+    PieceTiles,
     ScanWeights,
     Scoring,
     StateCache,
@@ -222,13 +223,14 @@ def gated_delta(
     *,
     apart: GatesApart | None = None,
     has_one_token: bool = False,
+    tiles: PieceTiles | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T N Dv"], StateCache]:
     """Linear attention by the gated delta rule: convolution, gates, states and the gated norm of its output.
 
-    Tokens are computed one after another, so a piece has the same results however it is cut, and beside others. What is
-    not finite reaches only later tokens of its own request: the states of other slots are not touched, and a piece that
-    begins at position 0 does not read its slot.
+    Without tiles tokens are computed one after another, so a piece has the same results however it is cut, and beside
+    others. What is not finite reaches only later tokens of its own request, and those of its tile: the states of other
+    slots are not touched, and a piece that begins at position 0 does not read its slot.
 
     Args:
         joint: For each key head its query and key [Dk each], the values of its G heads [Dv each], and as many gates of
@@ -240,6 +242,9 @@ def gated_delta(
         pieces: Which tokens belong to which states.
         apart: Decays for each number of a key, and gates of the output; None if both are where the others are.
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
+        tiles: How pieces are cut for an implementation that computes the tokens of a tile together, "triton". Results
+            then depend on how a request is cut, in their last bits. None to compute token after token, as is done with
+            `apart`, `ScanWeights`, and in float32 anyway.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -251,9 +256,11 @@ def gated_delta(
     given, kept = (joint, raw_gates), (cache, pieces)
     match implementation or best_implementation():
         case "triton":
-            from jsg.kernels_pallas import delta_recurrent
+            from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
             with _falling_back("gated_delta", "triton", implementation):
+                if tiles is not None and delta_tiles.takes(joint, weights, cache, apart):
+                    return delta_tiles.gated_delta(*given, weights, *kept, tiles, interpret=_interprets())
                 return delta_recurrent.gated_delta(
                     *given, weights, *kept, apart, has_one_token=has_one_token, interpret=_interprets()
                 )
@@ -295,6 +302,8 @@ def short_convolution(
     out = reference_convolution.convolve(x, taps, inputs, pieces, has_one_token=has_one_token)
     is_real = pieces.lens > 0 if has_one_token else jnp.arange(len(x)) < jnp.sum(pieces.lens)
     out = jnp.where(is_real.reshape(-1, *[1] * (x.ndim - 1)), out, 0)
+    if target_platform() == "cpu":  # where XLA would read slots after it changed them, and so copy all of them first
+        out, inputs = lax.optimization_barrier((out, inputs))
     return out, reference_convolution.last_inputs(x, inputs, pieces)
 
 

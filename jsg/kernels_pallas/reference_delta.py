@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, ScanWeights, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, ScanWeights, StateCache
 from jsg.kernels_pallas.reference_convolution import convolve, last_inputs
+from jsg.kernels_pallas.tile import QUERY_TILE
 
 UNIT_EPS = 1e-6
 """What is added to the sum of squares of a query or key before its root."""
@@ -75,17 +76,33 @@ def steps(raw: Float[Array, "T K G"], weights: ScanWeights) -> Gates:
 
 def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
     """The gates of all heads: for each key head the projections give the strengths, then the decays."""
+    decay, strength = log_gates(raw, weights, apart)
+    return Gates(jnp.exp(decay), strength)
+
+
+def log_gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
+    """The same, but the logarithm of decay."""
     strength, decay = jnp.split(raw, 2, axis=-1) if apart is None else (raw, apart.decay)
     bias = weights.decay_bias.astype(jnp.float32)
     rate = jnp.exp(weights.decay_rate.astype(jnp.float32)).reshape(-1, *[1] * (bias.ndim - 1))
     decay = decay.astype(jnp.float32).reshape(len(raw), *bias.shape)
-    decay = jnp.exp(-rate * jax.nn.softplus(decay + bias))
+    decay = -rate * jax.nn.softplus(decay + bias)
     return Gates(decay, weights.most * jax.nn.sigmoid(strength.astype(jnp.float32)).reshape(len(raw), -1))
 
 
 def unit(x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
     """Queries or keys of length one."""
     return x * lax.rsqrt(jnp.sum(jnp.square(x), -1, keepdims=True) + UNIT_EPS)
+
+
+def tiles_of(pieces: Pieces, count: int) -> PieceTiles:
+    """The pieces cut into tiles, of which a step has room for `count`."""
+    counts = -(-pieces.lens // QUERY_TILE)
+    ends = jnp.cumsum(counts)
+    firsts, tile = ends - counts, jnp.arange(count)
+    piece = jnp.minimum(jnp.sum(tile[:, None] >= ends, axis=1), len(ends) - 1)
+    done = (tile - firsts[piece]) * QUERY_TILE
+    return PieceTiles(pieces.starts[piece] + done, jnp.clip(pieces.lens[piece] - done, 0, QUERY_TILE), firsts)
 
 
 def recurrent(

@@ -7,6 +7,7 @@ head, so that a slice along K is a smaller layer.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float
 
 from jsg.kernels_pallas import ops
@@ -65,10 +66,13 @@ class DeltaAttention(nnx.Module):
         assert inputs.pieces is not None, "a step has its pieces"
         of_heads = self.decay_rate[...].reshape(-1), self.decay_bias[...]
         weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps, self.spec.most)
-        apart = None if self.apart is None else self.apart(x)
+        of_gates, apart = x, None
+        if self.apart is not None:  # small products of the same rows XLA makes one, for which it joins their kernels
+            of_gates, *of_apart = lax.optimization_barrier((x,) * 3)
+            apart = self.apart(*of_apart)
         is_decode = inputs.attention.tile_rows.shape[0] == 0
-        given = (self.joint(x), self.gates(x), weights, StateCache(*cache), inputs.pieces)
-        out, states = ops.gated_delta(*given, apart=apart, has_one_token=is_decode)
+        given = (self.joint(x), self.gates(of_gates), weights, StateCache(*cache), inputs.pieces)
+        out, states = ops.gated_delta(*given, apart=apart, has_one_token=is_decode, tiles=inputs.piece_tiles)
         return self.output(out.reshape(len(x), -1)), tuple(states)
 
 
@@ -77,12 +81,11 @@ class _GatesApart(nnx.Module):
 
     def __init__(self, spec: DeltaSpec, rank: int, name: str, width: int, dtype: jax.typing.DTypeLike):
         heads, group = spec.key_heads, spec.heads // spec.key_heads
-        self.ranks = Linear((f"{name}.f_a_proj", f"{name}.g_a_proj"), width, (2 * rank,), dtype)
+        self.to_decay, self.to_output = (Linear((f"{name}.{gate}_a_proj",), width, (rank,), dtype) for gate in "fg")
         self.decay, self.output = (
             Linear((f"{name}.{gate}_b_proj",), rank, (heads, group * each), dtype, split_axis=1)
             for gate, each in (("f", spec.key_dim), ("g", spec.value_dim))
         )
 
-    def __call__(self, x: Float[Array, "T D"]) -> GatesApart:
-        decay, output = jnp.split(self.ranks(x), 2, axis=-1)
-        return GatesApart(self.decay(decay), self.output(output))
+    def __call__(self, of_decay: Float[Array, "T D"], of_output: Float[Array, "T D"]) -> GatesApart:
+        return GatesApart(self.decay(self.to_decay(of_decay)), self.output(self.to_output(of_output)))

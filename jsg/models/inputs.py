@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int
 
-from jsg.kernels_pallas.inputs import AttentionInputs, Pieces
+from jsg.kernels_pallas.inputs import AttentionInputs, Pieces, PieceTiles
 
 LayerArrays = tuple[Float[Array, "_ _ _ ..."], ...]
 """What one layer keeps: its part of the KV pool, or the states of all slots."""
@@ -48,6 +48,8 @@ class ForwardInputs(NamedTuple):
         vision: Embeddings of image tokens; None in a step without them.
         windows: For each page group but the first; empty if all layers have the same pages.
         pieces: Which tokens belong to which states; None for a model without states.
+        piece_tiles: How they are cut for layers that compute many tokens at a time; None if each token is computed by
+            itself, as in decode steps and in deterministic mode.
     """
 
     token_ids: Int[Array, " T"]
@@ -57,6 +59,7 @@ class ForwardInputs(NamedTuple):
     vision: Float[Array, "I D"] | None = None
     windows: tuple[WindowInputs, ...] = ()
     pieces: Pieces | None = None
+    piece_tiles: PieceTiles | None = None
 
     def of_groups(self) -> list["ForwardInputs"]:
         """The inputs of the layers of each page group."""

@@ -34,6 +34,7 @@ from jsg.types import (
     namespace_digest,
 )
 
+_LEAST_COMMON = 32  # tokens; to keep a state for fewer costs more than to compute them
 PROMPT_TAIL_LEN = 8  # tokens that can begin a character which the answer completes
 
 
@@ -56,7 +57,8 @@ class Prompt:
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined, media, post, snapshot_at: As in `Request`.
+            return_cache_info, hold, position_jumps, joined, media, post, snapshot_at, turn_end: As in
+            `Request`.
     """
 
     rid: str
@@ -83,6 +85,7 @@ class Prompt:
     media: tuple[MediaInput, ...] = ()
     post: str = ""
     snapshot_at: tuple[int, ...] = ()
+    turn_end: int = 0
 
     def check_task(self, embedder: Embedder | None) -> None:
         """Raises RequestError where the model generates and the prompt wants a vector, or the other way round."""
@@ -111,7 +114,8 @@ class Prompt:
         """
         samplings = expand_answers(_within(self.sampling, vocab_size), fresh_seed)
         first = Request(rid=self.rid, sampling=samplings[0], **{name: getattr(self, name) for name in _OF_REQUEST})
-        first = altered(first, snapshot_at=_branch_points(first, len(samplings)))
+        if (points := _branch_points(first, len(samplings))) != first.snapshot_at:
+            first = altered(first, snapshot_at=points)
         if len(samplings) == 1:
             return [first]
         return [altered(first, rid=f"{self.rid}_{index}", sampling=each) for index, each in enumerate(samplings)]
@@ -154,6 +158,26 @@ def _branch_points(request: Request, num_answers: int) -> tuple[int, ...]:
     elif num_answers > 1 or not (request.sampling.max_new_tokens or request.hold):
         points.add(len(request.input_ids))
     return tuple(sorted(point for point in points if point > 0))
+
+
+def with_common_point(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Prompts that come together, each with a point in its `snapshot_at` where they part, if they share a prefix."""
+    if len(prompts) < 2 or len({prompt.namespace for prompt in prompts}) > 1:
+        return prompts
+    all_ids = [PromptIds.of(prompt.input_ids) for prompt in prompts]
+    scored = [prompt.logprob_start_len - 1 for prompt in prompts if prompt.logprob_start_len >= 0]
+    pairs = [pair for prompt in prompts for pair in zip(prompt.media, prompts[0].media, strict=False)]
+    others = [item.start for item, first in pairs if item.digest != first.digest]  # their placeholders are alike
+    length = max(0, min(*map(len, all_ids), *scored, *others))
+    for ids in all_ids[1:]:
+        differs = ids.array[:length] != all_ids[0].array[:length]
+        length = int(differs.argmax()) if differs.any() else length
+    if length < _LEAST_COMMON:
+        return prompts
+    return [
+        dataclasses.replace(prompt, input_ids=ids, snapshot_at=tuple(sorted({*prompt.snapshot_at, length})))
+        for prompt, ids in zip(prompts, all_ids, strict=True)
+    ]
 
 
 def asked(

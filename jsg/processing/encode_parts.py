@@ -6,6 +6,7 @@ picture, because pictures are parts of their own.
 """
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any, assert_never, final
 
@@ -16,9 +17,12 @@ from jsg.processing.client_text import Stretch, cut, encode_stretches
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
+from jsg.processing.snapshot_points import point_before
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
 from jsg.types import FinishType
+
+_MOST_POINTS = 4  # of a prompt; each may cost a step and a state
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class EncodedPrompt:
     """A prompt as an engine takes it.
 
     Attributes:
-        input_ids, position_jumps, joined, media, snapshot_at: As in `types.Request`.
+        input_ids, position_jumps, joined, media, snapshot_at, turn_end: As in `types.Request`.
         part_ids: The tokens of each `TextPart` in order, also of those in branches. A run of text parts is one text:
             the first part has all of its tokens, and the others have none.
         ends_in_content: As in `answer.Prompt`.
@@ -39,11 +43,12 @@ class EncodedPrompt:
     part_ids: tuple[tuple[int, ...], ...] = ()
     ends_in_content: bool = False
     snapshot_at: tuple[int, ...] = ()
+    turn_end: int = 0
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that an `answer.Prompt` takes."""
-        names = ("input_ids", "position_jumps", "joined", "media", "ends_in_content", "snapshot_at")
+        names = ("input_ids", "position_jumps", "joined", "media", "ends_in_content", "snapshot_at", "turn_end")
         return {name: getattr(self, name) for name in names}
 
 
@@ -120,6 +125,7 @@ def encode_choices(
         (i for i, token in enumerate(alone) if any(i >= len(ids) or ids[i] != token for ids in whole)), len(alone)
     )
     prompt.check_end(departure)
+    prompt.mark_places(text, alone, departure)
     before = prompt.encoded(is_continued=True)
     if not before.input_ids and not departure:
         raise RequestError(
@@ -203,6 +209,7 @@ class _GrowingPrompt:
         self._part_ids: list[tuple[int, ...]] = []
         self._jumps: list[tuple[int, int]] = []
         self._joined: tuple[int, ...] = ()
+        self._points: set[int] = set()
         self._extra = 0  # the sum of the offsets since the last token
         self._last: int | None = None  # the token in front of the next one; None at the beginning
 
@@ -216,6 +223,7 @@ class _GrowingPrompt:
                 case TokenPart(ids):
                     self._end_run()
                     self._append(ids)
+                    self._points |= set() if ids else {len(self._ids)}
                 case OffsetPart(offset):
                     self._end_run()
                     if offset < 0:
@@ -250,6 +258,7 @@ class _GrowingPrompt:
             joined=self._joined,
             media=tuple(self._media),
             part_ids=tuple(self._part_ids),
+            snapshot_at=() if self._joined else tuple(sorted(self._points - {0}))[-_MOST_POINTS:],
         )
 
     def check_end(self, num_behind: int = 0) -> None:
@@ -274,12 +283,19 @@ class _GrowingPrompt:
         needs_bos = self._last is None and not is_whole and tuple(ids[: len(bos_ids)]) != bos_ids
         return [*bos_ids, *ids] if needs_bos else ids
 
+    def mark_places(self, run: Sequence[TextPart], ids: Sequence[int], most: int = sys.maxsize) -> None:
+        """Remembers the places in a run of texts at the end of the prompt, but none behind `most` of its tokens."""
+        for index in [index for index, part in enumerate(run) if not part.text][-_MOST_POINTS:]:
+            behind = "".join(part.text for part in run[index:])
+            self._points.add(len(self._ids) + min(most, point_before(self._tokenizer, ids, behind)))
+
     def _end_run(self) -> None:
         if not self._run:
             return
         ids = self.encode_run(self._run)
         self._is_template = self._is_template or self._run[0].is_template
         self._part_ids += [tuple(ids), *[()] * (len(self._run) - 1)]
+        self.mark_places(self._run, ids)
         self._run = []
         self._append(ids)
 

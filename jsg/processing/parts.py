@@ -23,7 +23,7 @@ class TextPart:
     """Text to encode.
 
     Attributes:
-        text: Any valid Unicode.
+        text: Any valid Unicode. An empty text marks a place from which other prompts are likely to go on.
         is_markup: Special tokens that are written in it count, as in the text of a chat template or a raw prompt.
         is_template: A chat template wrote it, with BOS if the model wants one. So a prompt that begins with it gets no
             BOS, unless the model sees. Only with `is_markup`.
@@ -36,7 +36,7 @@ class TextPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenPart:
-    """Tokens as they are."""
+    """Tokens as they are. None at all end the text before them, and mark a place as an empty text does."""
 
     ids: tuple[int, ...]
 

@@ -1,8 +1,8 @@
-"""Where a prompt parts from others: there a snapshot of the state is worth keeping (`types.Request.snapshot_at`).
+"""Where a prompt parts from others: there a snapshot of the state is worth keeping (see `types.Request`).
 
 Prompts with the same text up to some place need not have the same tokens up to there, because tokens may span the
-place. No token spans the end of a special token. So a point is behind a special token if one is near, and else it is
-one token in front of the place.
+place. None spans the end of a special token, and few span the beginning of a word. So a point is behind a special token
+if one is near, and else in front of the last whole word.
 """
 
 import bisect
@@ -15,7 +15,8 @@ from jsg.processing.tokenizer import Tokenizer
 Messages = Sequence[dict[str, Any]]
 _BLOCK = 64  # tokens whose bytes are joined at once, which is quicker than one by one
 _NEAR = 16  # tokens that are computed again at most
-_CONTENT = "\ue000content\ue001"  # a content that no template and no client writes
+CONTENT = "\ue000content\ue001"  # a content that no template and no client writes
+ANSWER = {"role": "assistant", "content": CONTENT}
 
 
 def point_before(tokenizer: Tokenizer, ids: Sequence[int], behind: str) -> int:
@@ -28,17 +29,19 @@ def point_before(tokenizer: Tokenizer, ids: Sequence[int], behind: str) -> int:
             continue
         place, num_bytes = max(place - step, 0), num_bytes - size
     near = range(place, max(place - _NEAR, 0), -1)
-    return next((point for point in near if ids[point - 1] in tokenizer.special_ids), max(place - 1, 0))
+    words = [point for point in near[1:] if tokenizer.token_bytes(ids[point])[:1].isspace()]
+    default = words[0] if words else max(place - 1, 0)
+    return next((point for point in near if ids[point - 1] in tokenizer.special_ids), default)
 
 
-def next_turn_place(rendered: str, messages: Messages, render: Callable[[Messages], str]) -> int | None:
+def next_turn_place(rendered: str, answered: Messages, render: Callable[[Messages], str]) -> int | None:
     """How many characters of a conversation's prompt its next turn's prompt has too; None if there can be none.
 
-    A template may write an answer otherwise than it lets one begin, or drop the thoughts of earlier ones.
+    A template may write an answer otherwise than it lets one begin, or drop the thoughts of earlier ones. `answered` is
+    the conversation with an answer that has the text `CONTENT`.
     """
-    turn = [{"role": role, "content": _CONTENT} for role in ("assistant", "user")]
     try:
-        later = render([*messages, *turn])
+        later = render([*answered, {"role": "user", "content": CONTENT}])
     except RequestError:
         return None
     most = range(1, min(len(rendered), len(later)) + 1)
@@ -52,13 +55,13 @@ def usual_ending(leading_role: str | None, render: Callable[[Messages], str]) ->
     end so, and need not be rendered twice.
     """
     roles = ("user",) if leading_role is None else (leading_role, "user")
-    messages = [{"role": role, "content": _CONTENT} for role in roles]
+    messages = [{"role": role, "content": CONTENT} for role in roles]
     try:
         rendered = render(messages)
     except RequestError:
         return None
-    place = next_turn_place(rendered, messages, render)
-    ending = rendered.rpartition(_CONTENT)[2]
+    place = next_turn_place(rendered, [*messages, ANSWER], render)
+    ending = rendered.rpartition(CONTENT)[2]
     if place is None or place >= len(rendered) - len(ending):
         return None if place is None else (ending, len(rendered) - place)
-    return _CONTENT, 0
+    return CONTENT, 0

@@ -33,9 +33,9 @@ class Batcher:
         short = [chunk for chunk in chunks if chunk.num_new == 1]
         long = [chunk for chunk in chunks if chunk.num_new > 1]
         num_drafts = sum(entry.num_drafts for entry in decoding)
-        if num_drafts:
-            long = [entry for entry in decoding if entry.num_drafts] + long
-            decoding = [entry for entry in decoding if not entry.num_drafts]
+        if any(entry.num_new > 1 for entry in decoding):  # with drafts, or with tokens that run again
+            long = [entry for entry in decoding if entry.num_new > 1] + long
+            decoding = [entry for entry in decoding if entry.num_new == 1]
         num_singles = len(decoding) + len(short)
         is_decode = not long and not any(chunk.scores_prompt or chunk.vision_ids is not None for chunk in short)
         num_tokens = num_singles + sum(entry.num_new for entry in long)

@@ -32,18 +32,22 @@ def add_drafts(
     else:
         wanted = len(decoding) + sum(len(proposal.tokens) for _, proposal in proposed)
         max_rows = buckets.rows_worth(len(decoding), wanted, max_rows)
-    spare = min(max_rows - most_entries, (buckets.chunk - len(decoding)) // 2)
-    num_drafts = 0
+    num_tokens, num_drafts = sum(entry.num_new for entry in decoding), 0
+    spare = min(max_rows - most_entries, (buckets.chunk - num_tokens) // 2)
     for entry, proposal in proposed:
         running, place = entry.running, entry.place
         assert entry.output_index == running.num_output, "a token is proposed after one that is not known"
         count = min(len(proposal.tokens), spare - num_drafts, running.num_to_come, table.room(place))
-        if count <= 0:
+        num_rows = len(decoding) + num_drafts
+        while count > 0 and not buckets.with_room(num_tokens + num_drafts + count, num_rows + count):
+            count -= 1  # beside tokens that run again
+        if count <= 0 or not table.may_draft(place, entry.num_new + count):
             continue
         running.make_room()
         running.tokens[running.num_known : running.num_known + count] = proposal.tokens[:count]
         table.grow(place, count)
-        entry.num_new, entry.num_drafts, entry.is_forced = 1 + count, count, proposal.is_forced
+        entry.num_new, entry.num_drafts, entry.is_forced = entry.num_new + count, count, proposal.is_forced
+        entry.state_source, entry.state_slot = place.state_source, place.state_slot
         entry.from_device = place.device_has_last = False
         num_drafts += count
     return num_drafts

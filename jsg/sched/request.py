@@ -85,6 +85,8 @@ class Placement:
         first_page: The page of the row with which its path in the tree begins. For a joined request it is the first
             page that is not one of `before`.
         seen_from: For each group of layers with a window, the first page of the row that counts as in its window.
+        num_again: How many of its last dispatched tokens its state lacks, because a draft among them was wrong or is
+            not verified yet. They run again, but their keys and values are there.
         state_slot: Where the next step writes its state; 0 for a model without states.
         state_source: Where that step reads it.
         state_above: The last state of a prefix that it has made or gone on from.
@@ -102,10 +104,16 @@ class Placement:
     before: tuple[KeptPrefix, ...] = ()
     first_page: int = 0
     seen_from: list[int] = dataclasses.field(default_factory=list)
+    num_again: int = 0
     state_slot: int = 0
     state_source: int = 0
     state_above: State | None = None
     points: dict[int, bool] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_applied(self) -> int:
+        """How many tokens its state has."""
+        return self.num_dispatched - self.num_again
 
     @property
     def leading_lock(self) -> PrefixLock:

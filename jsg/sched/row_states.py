@@ -23,11 +23,19 @@ class RowStates(Protocol):
         ...
 
     def snapshot(self, place: Placement, *, is_last: bool) -> None:
-        """Keeps, if there is room, what goes on after the last token that is dispatched, which ends a cached page.
+        """Keeps, if there is room, what goes on after the tokens that its state has, which end a cached page.
 
         Args:
             place: The row.
             is_last: Whether the row is released next. Otherwise the step that is planned runs the token.
+        """
+        ...
+
+    def double(self, place: Placement, num_new: int) -> bool:
+        """Keeps what the next step of a row reads until drafts among its so many tokens are verified.
+
+        Returns:
+            False if there is no room for that.
         """
         ...
 
@@ -44,10 +52,6 @@ class RowStates(Protocol):
 
     def release(self, place: Placement, *, distrusts: bool = False) -> None:
         """Gives back what a row has. What it has cached is in the tree already; with `distrusts` it may be wrong."""
-        ...
-
-    def check(self, *, is_idle: bool) -> None:
-        """Asserts that the units of each account add up to all, and that nothing is in use when nothing runs."""
         ...
 
 
@@ -73,6 +77,10 @@ class WindowRows:
 
     def snapshot(self, place: Placement, *, is_last: bool) -> None:
         """See `RowStates`. Pages keep their parts anyway."""
+
+    def double(self, place: Placement, num_new: int) -> bool:
+        """See `RowStates`. Wrong tokens are written over."""
+        return True
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """See `RowStates`. Other pages can get the parts behind the windows.
@@ -111,11 +119,6 @@ class WindowRows:
         for group, first in self._seen(place):
             group.leave(row[first:])
 
-    def check(self, *, is_idle: bool) -> None:
-        """See `RowStates`."""
-        for group in self._groups:
-            group.check(is_idle=is_idle)
-
     def _seen(self, place: Placement) -> Iterable[tuple[WindowGroup, int]]:
         """Each group with the first page that counts as in the window of a row."""
         return zip(self._groups, place.seen_from, strict=True)
@@ -126,7 +129,8 @@ class StateRows:
     """In which slots the rows have their states, and which states of prefixes they go on from.
 
     A step reads the state of a row in its `Placement.state_source` and writes it to its `Placement.state_slot`. These
-    differ in the first step after a state of a prefix, which no step writes any more.
+    differ in the first step after a state of a prefix, which no step writes any more, and in steps with drafts: if one
+    of these is wrong, the next step reads the old state again.
 
     Args:
         slots: The slots.
@@ -141,19 +145,20 @@ class StateRows:
         self._reading: dict[int, Placement] = {}
         self._made: dict[int, list[State]] = {}
         self._left: list[State] = []
+        self._second: dict[int, tuple[Placement, int]] = {}
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
         """See `RowStates`."""
         place.state_source = place.state_slot = self._slots.take()
         self._made[place.row] = []
-        if place.num_dispatched:
+        if place.num_applied:
             state = self._slots.find(self._last_page(place))
             assert state is not None and state.num_tokens == match.num_tokens, "a row goes on where there is a state"
             self._read(place, state)
 
     def _last_page(self, place: Placement) -> int:
-        """The page that ends with the last dispatched token."""
-        return int(self._pages[place.row, place.num_dispatched // self._page_size - 1])
+        """The page that ends with the last token that its state has."""
+        return int(self._pages[place.row, place.num_applied // self._page_size - 1])
 
     def _read(self, place: Placement, state: State) -> None:
         """Lets the next step of a row read the state of a prefix, which stays so long."""
@@ -168,21 +173,26 @@ class StateRows:
             return None
         state = place.state_above
         assert state is not None
-        if state.num_tokens < place.num_dispatched and state not in self._made[place.row]:
+        if state.num_tokens < place.num_applied and state not in self._made[place.row]:
             state.num_uses += 1
         return state
 
     def snapshot(self, place: Placement, *, is_last: bool) -> None:
         """See `RowStates`."""
         page, above, made = self._last_page(place), place.state_above, self._made[place.row]
-        is_branch = place.points.get(place.num_dispatched, False)
-        is_spare = not is_last and place.num_dispatched not in place.points
+        is_branch = place.points.get(place.num_applied, False)
+        is_spare = not is_last and place.num_applied not in place.points
         if (there := self._slots.find(page)) is not None:
             self._slots.note(there, is_branch=is_branch, is_spare=is_spare)
-        elif above is None or above.num_tokens < place.num_dispatched:  # otherwise the row has read a state only
-            state = State(place.state_slot, page, place.num_dispatched, above, is_branch=is_branch, is_covered=is_spare)
+        elif above is None or above.num_tokens < place.num_applied:  # otherwise the row has read a state only
+            if place.num_again and place.row in self._second:  # its state is the one that the last step has read
+                _, old = self._second[place.row]
+                self._second[place.row] = place, place.state_slot
+                place.state_source = place.state_slot = old
+            state = State(place.state_slot, page, place.num_applied, above, is_branch=is_branch, is_covered=is_spare)
             if self._slots.put(state, is_pending=not is_last):
-                self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
+                if not is_spare:
+                    self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
                 if (read := self._end_reading(place)) is not None:
                     self._left.append(read)
                 place.state_slot = self._slots.take()
@@ -192,17 +202,39 @@ class StateRows:
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """See `RowStates`. A step has read the states of prefixes from which rows have gone on."""
         self._slots.begin_step()
+        for place, slot in [*self._second.values()]:
+            if not place.num_again:
+                self._drop_second(place, slot)
         for place in [*self._reading.values()]:
-            if place.state_above is not None and place.num_dispatched > place.state_above.num_tokens:
+            if place.state_above is not None and place.num_applied > place.state_above.num_tokens:
                 self._left += filter(None, [self._end_reading(place)])
+        self._leave()
+
+    def _leave(self) -> None:
         for state in self._left:
             self._slots.leave(state)
         self._left.clear()
 
+    def double(self, place: Placement, num_new: int) -> bool:
+        """See `RowStates`. The step writes to another slot than it reads, which may be a second one of the row."""
+        if place.state_source == place.state_slot:
+            if (slot := self._slots.take_second()) is None:
+                return False
+            self._second[place.row] = place, place.state_slot
+            place.state_slot = slot
+        place.num_again = num_new
+        return True
+
+    def _drop_second(self, place: Placement, slot: int) -> None:
+        del self._second[place.row]
+        self._slots.give(slot, is_second=True)
+        if place.row not in self._reading:
+            place.state_source = place.state_slot
+
     def keep(self, place: Placement, *, yields: bool) -> Callable[[], None]:
         """See `RowStates`. There may be no state, because all that are kept are needed."""
-        state = self._slots.find(self._last_page(place)) if place.num_dispatched % self._page_size == 0 else None
-        if state is None or state.num_tokens != place.num_dispatched:
+        state = self._slots.find(self._last_page(place)) if place.num_applied % self._page_size == 0 else None
+        if state is None or state.num_tokens != place.num_applied:
             return lambda: None
         self._slots.use(state, yields=yields)
         return functools.partial(self._slots.leave, state, yields=yields)
@@ -214,8 +246,8 @@ class StateRows:
         if distrusts:
             for state in made:
                 self._slots.forget(state)
+        if place.row in self._second:
+            self._drop_second(*self._second[place.row])
         self._slots.give(place.state_slot)
-
-    def check(self, *, is_idle: bool) -> None:
-        """See `RowStates`."""
-        self._slots.check(is_idle=is_idle and not self._left)
+        if not self._made:  # there may be no further step
+            self._leave()

@@ -155,8 +155,8 @@ class Scheduler:
         if not self._make_room_to_decode():
             return None
         decoding = self._plan_decode()
-        budget = self._config.buckets.chunk - len(decoding)
-        if proposals and not self.table.has_states:  # a state cannot take a rejected draft back
+        budget = self._config.buckets.chunk - sum(entry.num_new for entry in decoding)
+        if proposals:
             # Within the round, branches are made of the joined requests that wait.
             to_come = self._config.max_running if len(self.joins) else len(self.waiting)
             most_entries = min(self._config.max_running, len(self.running) + to_come)
@@ -211,20 +211,20 @@ class Scheduler:
         return True
 
     def _plan_decode(self) -> list[BatchEntry]:
-        """One token for every request that decodes."""
+        """One token for every request that decodes, behind those that its state lacks."""
         entries = []
         for running in self.running:
             place = placement(running)
             if place.is_prefilling or running.num_to_come <= 0:
                 continue
-            start, index = place.num_dispatched, running.num_output + place.num_in_flight
+            start, index = place.num_applied, running.num_output + place.num_in_flight
             place.num_in_flight += 1
             entry = BatchEntry(
                 running,
                 place,
                 start,
-                num_new=1,
-                write_start=start,
+                num_new=place.num_again + 1,
+                write_start=place.num_dispatched,
                 output_index=index,
                 from_device=place.device_has_last,
                 samples=True,
@@ -232,6 +232,7 @@ class Scheduler:
                 state_slot=place.state_slot,
             )
             place.device_has_last = True
+            place.num_again = 0
             entries.append(entry)
         self.table.grow_by_one([entry.place for entry in entries])
         return entries
@@ -347,9 +348,12 @@ class Scheduler:
         place = running.place
         if place is None:
             return 0
-        start = min(place.num_dispatched, running.num_known - 1)
+        start = min(place.num_applied, running.num_known - 1)
         num_again = place.num_dispatched - start  # a request that was put off has its pages already
+        is_known = num_again > place.num_again
         point = next((end for end in place.points if end > place.num_dispatched), running.num_known)
+        if budget < num_again:
+            return 0
         wanted = min(max(point - start, num_again), budget)
         if (lacking := wanted - num_again - self.table.room(place)) > 0:
             self._end_holds(self.table.pages_for(lacking))
@@ -364,7 +368,7 @@ class Scheduler:
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0
         place.num_in_flight += samples
         self._requests.ledger.record(running.whole.arrival, num_new)
-        states = place.state_source, place.state_slot
+        states, place.num_again = (place.state_source, place.state_slot), 0
         self._snapshot(running, place)
         chunks.append(
             BatchEntry(
@@ -376,7 +380,7 @@ class Scheduler:
                 output_index=running.num_output,
                 samples=samples,
                 ends_prefill=not place.is_prefilling,
-                is_known=num_again > 0,
+                is_known=is_known,
                 state_source=states[0],
                 state_slot=states[1],
                 vision_ids=self.table.vision.ids(running, start, num_new),
@@ -430,7 +434,9 @@ class Scheduler:
         if is_broken:
             tokens.pop()
         if entry.num_drafts:
-            self.table.shrink(place, entry.num_drafts - max(len(tokens) - (not is_broken), 0))
+            num_wrong = entry.num_drafts - max(len(tokens) - (not is_broken), 0)
+            self.table.shrink(place, num_wrong)
+            place.num_again *= num_wrong > 0
         place.num_in_flight -= 1
         try:
             output = append_tokens(running, tokens, index, row, result, self._config.eos_token_ids) if tokens else None

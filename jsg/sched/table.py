@@ -193,20 +193,23 @@ class RequestTable:
         return match
 
     def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, bool]:
-        """See `Placement.points`, of a request that can use less than is cached of its prompt."""
+        """See `Placement.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
         request = running.request
         points = {request.turn_end: False} | dict.fromkeys(request.snapshot_at, True)
         if request.hold:
             points[running.num_known] = True
-        if num_cached - num_usable >= LEAST_AGAIN:
-            points[num_cached] = True
+        assert running.watch is not None and running.watch.group is not None, "it is still in the queue"
+        common = min(running.watch.group.common(running.watch, self.page_size), running.num_known)
+        for end in (num_cached, common):
+            if end - num_usable >= LEAST_AGAIN:
+                points[end] = True
         points = {end - end % self.page_size: is_branch for end, is_branch in sorted(points.items())}
         return {end: is_branch for end, is_branch in points.items() if end > num_usable}
 
     def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
         """Keeps what other requests need to go on after the last dispatched token of a row (`RowStates.snapshot`)."""
-        num_pages = place.num_dispatched // self.page_size
-        if num_pages and num_pages * self.page_size == place.num_dispatched and num_pages == place.num_tree_pages:
+        num_pages, odd = divmod(place.num_applied, self.page_size)
+        if 0 < num_pages <= place.num_tree_pages and not odd:
             for states in self.states:
                 states.snapshot(place, is_last=is_last)
 
@@ -390,6 +393,11 @@ class RequestTable:
         self._allocator.free(self.pages[place.row, begin:end])
         self.num_uncached_pages -= end - begin
         place.num_dispatched = left
+        place.num_again = max(place.num_again - num_tokens, 0)
+
+    def may_draft(self, place: Placement, num_new: int) -> bool:
+        """Whether the next step of a row may have so many tokens with drafts. What it reads is kept until then."""
+        return all(states.double(place, num_new) for states in self.states)
 
     def _allocate(self, num_pages: int) -> np.ndarray:
         if num_pages > self._allocator.num_free:
@@ -460,8 +468,8 @@ class RequestTable:
             f"{' + '.join(POOL_TERMS)} = {counts} must add up to {self.num_pages} pages"
         )
         is_idle = self.num_free_rows == len(self.pages) - 1
-        for states in self.states:
-            states.check(is_idle=is_idle and not self.num_kept)
+        for kind in self._cache.kinds:
+            kind.check(is_idle=is_idle and not self.num_kept)
         if is_idle:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
             assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"

@@ -20,7 +20,7 @@ from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.client_text import Guard, Marks, Stretch, encode_stretches
 from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.media_prompt import MediaReader, PromptMedia, fill_placeholders
-from jsg.processing.snapshot_points import Messages, next_turn_place, point_before, usual_ending
+from jsg.processing.snapshot_points import ANSWER, CONTENT, Messages, next_turn_place, point_before, usual_ending
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
 
@@ -121,12 +121,15 @@ class ChatPrompt:
             rendered = _until_end(rendered, marks)
         encoded = self._encoded(rendered, exact, marks, media)
         if self._endings is not None:
-            before = marked[:-1] if continue_final_message else marked
-            places = self._next_turn_places(rendered, before, render, (is_prompt, tools is None, repr(template_kwargs)))
-            behind = {"".join(marks.split(rendered[place:])[0]) for place in places}
-            points = {point_before(self._tokenizer, encoded.input_ids, text) for text in behind}
-            first = encoded.media[-1].end if encoded.media else 1  # the text of a picture is not that of its tokens
-            encoded = dataclasses.replace(encoded, snapshot_at=tuple(sorted(p for p in points if p >= first)))
+            kind = is_prompt, tools is None, repr(template_kwargs)
+            end = marks.mark(_END) if continue_final_message else None
+            places = self._next_turn_places(rendered, marked, render, kind, end)
+            behind = ["".join(marks.split(rendered[place:])[0]) for place in places if place is not None]
+            ids, seen = encoded.input_ids, encoded.media[-1].end if encoded.media else 1
+            points = [point_before(self._tokenizer, ids, text) if text else len(ids) for text in behind]
+            if points and min(points) >= seen:  # the text of a picture is not that of its tokens
+                others = tuple(point for point in points[1:] if point < points[0])
+                encoded = dataclasses.replace(encoded, turn_end=points[0], snapshot_at=others)
         is_open = not continue_final_message and _ends_in_content(rendered, marked, marks, render)
         return dataclasses.replace(encoded, ends_in_content=True) if is_open else encoded
 
@@ -182,13 +185,16 @@ class ChatPrompt:
         return EncodedPrompt(input_ids=input_ids, media=inputs)
 
     def _next_turn_places(
-        self, rendered: str, messages: Messages, render: Callable[[Messages], str], kind: Hashable
-    ) -> list[int]:
-        """Where a prompt may part from those of the conversation's next turns, in characters.
+        self, rendered: str, messages: Messages, render: Callable[[Messages], str], kind: Hashable, end: str | None
+    ) -> list[int | None]:
+        """Where a prompt parts from that of the conversation's next turn, in characters; `end` marks a continued text.
 
-        After a call of a tool the next turn may be another call, or a question; then thoughts since the last one go.
+        After a call of a tool the next turn may be another call; a question, which drops thoughts, parts earlier then.
         """
         assert self._endings is not None, "only then it is asked for"
+        if end is not None:
+            last = {**messages[-1], "content": messages[-1]["content"].replace(end, CONTENT)}
+            return [next_turn_place(rendered, [*messages[:-1], last], render)]
         leading = messages[0]["role"] if messages and messages[0]["role"] in _LEADING_ROLES else None
         try:
             ending = self._endings[leading, kind]
@@ -200,9 +206,8 @@ class ChatPrompt:
         if ending is None:
             return []
         if not rendered.endswith(ending[0]):
-            place = next_turn_place(rendered, messages, render)
-            return [] if place is None else [place]
-        places = [len(rendered) - ending[1]]
+            return [next_turn_place(rendered, [*messages, ANSWER], render)]
+        places: list[int | None] = [len(rendered) - ending[1]]
         num_asked = max((i for i, message in enumerate(messages, 1) if message["role"] == "user"), default=0)
         if self.template.thoughts_field is not None and 0 < num_asked < len(messages):
             with contextlib.suppress(RequestError):

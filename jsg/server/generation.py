@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import random
 import time
@@ -19,7 +20,7 @@ from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.front.grammar_queue import AT_ONCE
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import QueueFullError, RequestError, check_length
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
+from jsg.processing.answer import Answer, AnswerDelta, Prompt, with_common_point
 from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import nameable_tokens
@@ -308,6 +309,8 @@ class Generator:
                 "alternatives or new tokens, or send several requests",
                 param="return_logprob",
             )
+        if self.info.caches_states:
+            prompts = await self.beside(functools.partial(with_common_point, prompts), num_tokens)
         makers = await self._finders(call, [prompt.sampling for prompt in prompts], num_answers)
         answers: list[Answer] = []
         for prompt, patterns in zip(prompts, makers, strict=True):

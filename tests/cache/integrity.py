@@ -94,6 +94,12 @@ def _check_group(group: WatchGroup, page_size: int) -> None:
         count = num_common(before.tokens, after.tokens, 0) // page_size * page_size
         is_equal = count == len(before.tokens) == len(after.tokens)
         assert shared == count + page_size * is_equal, "watches share another number of tokens"
+    one, *others = sorted(group, key=lambda watch: watch.serial % 7)
+    counts = [group.matched]
+    for other in others:
+        count = num_common(one.tokens, other.tokens, 0) // page_size * page_size
+        counts.append(count + page_size * (count == len(one.tokens) == len(other.tokens)))
+    assert group.common(one, page_size) == max(counts), "a watch has more or fewer tokens in common with others"
     for tier in {watch.tier for watch in group}:
         expected = min((watch for watch in group if watch.tier == tier), key=lambda watch: (watch.turn, watch.serial))
         assert group.first(tier) is expected, "another watch has the smallest turn"

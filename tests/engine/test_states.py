@@ -13,6 +13,7 @@ from jsg.engine.core import EngineCore
 from jsg.engine.grammars.constraints import MaskRows
 from jsg.errors import RequestError
 from jsg.sched.batch import Batch, Proposal
+from jsg.sched.request import RunningRequest
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 
@@ -182,16 +183,29 @@ def test_a_hold_keeps_its_state(core: EngineCore):
         core.step()
 
 
-def test_drafts_are_not_taken(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
-    """Whatever is proposed, a state has the tokens of the answer."""
-    asked = question("asked")
-    expected = small.alone(core, asked)
-    monkeypatch.setattr(
-        core.grammars,
-        "proposals",
-        lambda running, rows: {r.request.rid: Proposal((5, 6, 7), is_forced=False) for r in running},
-    )
-    assert small.alone(core, asked) == expected
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_a_wrong_draft_leaves_no_trace_in_a_state(core: EngineCore, monkeypatch: pytest.MonkeyPatch, num_right: int):
+    """Three drafts for each step, the first of which are right. The tokens after a wrong one are computed as ever."""
+    requests = [question("asked"), question("other", 33)]
+    expected = {request.rid: small.alone(core, request) for request in requests}
+    num_rows = []
+
+    def proposals(running: list[RunningRequest], most: int) -> dict[str, Proposal]:
+        found = {}
+        for r in running:
+            right = expected[r.request.rid].token_ids[r.num_output : r.num_output + 3]
+            tokens = [token if i < num_right else (token + 1) % 50 + 2 for i, token in enumerate(right)]
+            if tokens and r.num_output:
+                found[r.request.rid] = Proposal(tuple(tokens), is_forced=False)
+        num_rows.append(len(found))
+        return found
+
+    monkeypatch.setattr(core.grammars, "proposals", proposals)
+    monkeypatch.setattr(core.grammars, "must_know_tokens", lambda running: True)
+    monkeypatch.setattr(type(core.grammars), "has_requests", True)
+    assert core.flush_cache()
+    assert small.run(core, [(0, request) for request in requests]) == expected
+    assert sum(num_rows) > 10 and (len(num_rows) < 20) == (num_right > 0), "right drafts save steps"
 
 
 def test_joined_prompts_are_refused_by_name(core: EngineCore):

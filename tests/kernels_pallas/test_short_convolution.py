@@ -1,5 +1,8 @@
 """The causal convolution over pieces against its definition. `test_gated_delta.py` has it within linear attention."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,3 +61,23 @@ def test_a_sequence_has_the_same_bits_however_it_is_cut(dtype: str):
     for cuts in ((1,) * length, (2, 5, 1, 16)):
         for found, expected in zip(run(cuts), meant, strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 9])
+def test_a_cpu_copies_no_slots(num_tokens: int):
+    """Not even where results go into a product, which XLA would compute after it changed the slots."""
+    rows, width = min(num_tokens, 4), 64
+    array = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    slots, pieces = array((999, 3, width)), Pieces(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 6)
+
+    def layers(x: jax.Array, kernel: jax.Array, taps: jax.Array, all_slots: list[jax.Array], pieces: Pieces) -> Any:
+        left = []
+        for inputs in all_slots:
+            made, last = ops.short_convolution(x @ kernel, taps, inputs, pieces, has_one_token=num_tokens == rows)
+            x += made @ kernel
+            left.append(last)
+        return x, left
+
+    given = (array((num_tokens, width)), array((width, width)), array((3, width)), [slots] * 2, pieces)
+    compiled = jax.jit(layers, donate_argnums=3).lower(*given).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < slots.size

@@ -284,6 +284,7 @@ class TestJoin:
         common, *own = (tuple(tiny.encode(text)) for text in ("Docs:", " one", "a", " two", " So"))
         assert model.calls[-1].prompt == (
             TokenPart(common),
+            TokenPart(()),  # marks where the branches part
             JoinedPart(((TokenPart(own[0] + own[1]),), (OffsetPart(5), TextPart(" two", is_markup=True)))),
             TextPart(" So", is_markup=True),
         )

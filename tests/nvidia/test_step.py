@@ -5,6 +5,9 @@ one CUDA graph ("command buffer") of few launches; whether it is can be read off
 """
 
 import functools
+import math
+from collections import Counter
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -24,7 +27,7 @@ from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bo
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import FULL, LAYER_KINDS
-from jsg.sched.buckets import BucketKey, Phase
+from jsg.sched.buckets import BucketKey, Phase, make_deterministic_buckets
 from tests.models.published import PUBLISHED
 from tests.models.test_hybrid_shapes import granite, nemotron
 
@@ -176,6 +179,8 @@ GEMMA2_9B = GEMMA3_12B | {
     "sliding_window_pattern": None,
     "rope_scaling": None,
 }
+KIMI_LINEAR = PUBLISHED["kimi-linear-48b-a3b"].file | {"model_max_length": 16_384}
+KIMI_DENSE = KIMI_LINEAR | {"first_k_dense_replace": 27}
 LLAVA_NEXT_7B = llava_next_video(MISTRAL_7B | {"sliding_window": None}, CLIP_L_336)
 SHORTER = {"max_position_embeddings": 16_384}
 """As the 8B Llama: with a longer context the page table would be larger than what experts make of a step."""
@@ -213,6 +218,10 @@ FAMILIES = {
     "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
     "scan": (granite("h-tiny"), SHORTER | {"layer_types": ["mamba", "attention"]}),
     "mixers-or-blocks": (nemotron("3-nano-30b-a3b"), SHORTER | {"hybrid_override_pattern": "ME*"}),
+    "decay-by-channel": (
+        KIMI_LINEAR,
+        {"linear_attn_config": None, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "short-convolutions": (PUBLISHED["lfm2-1.2b"].file, SHORTER | {"full_attn_idxs": [1]}),
     "aligned-window": (PUBLISHED["llama-4-scout"].file, SHORTER | {"no_rope_layers": [1, 0]}),
 }
@@ -260,21 +269,49 @@ def test_extend_of_other_models(name: str):
     assert program.temporary_bytes <= extend_bound(family(name).config, 512, jnp.bfloat16.dtype.itemsize)
 
 
-def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_attention():
+@pytest.mark.parametrize(
+    ("shape", "channels", "num_more"),
+    [(QWEN3_5_9B, 8192, 0), (KIMI_DENSE, 12_288, 4)],
+    ids=["by-head", "by-channel"],
+)
+def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_attention(
+    shape: dict[str, Any], channels: int, num_more: int
+):
     """Beside the feed-forward block: a norm, two projections, the rule with its states, and the projection behind it.
 
-    The step reads and writes each state once: 2 MiB of float32 for each row and layer, beside the last inputs.
+    Decays by channel and gates of their own take four projections more. No kernels are joined in the step. It reads and
+    writes each state once: 2 MiB of float32 for each row and layer, beside the last inputs.
     """
-    of = programs.make_model(QWEN3_5_9B, layers=(0, 3))
-    deep = programs.make_model(QWEN3_5_9B, layers=(0, 1, 3))  # a layer of linear attention more
+    of, deep = (programs.make_model(shape, layers=layers) for layers in ((0, 3), (0, 1, 3)))  # one more linear
     key = BucketKey(Phase.DECODE, 32, 32)
     two, three = (each.programs.program(("forward", key)) for each in (of, deep))
     check_forward(three, deep)
-    assert len(three.launches) - len(two.launches) <= MAX_LAUNCHES
+    assert len(three.launches) - len(two.launches) <= MAX_LAUNCHES + num_more
+    joins = [sum("concatenate" in launch.name for launch in program.launches) for program in (two, three)]
+    assert joins[0] == joins[1], "kernels are joined"
     rules = [launch for launch in three.launches if launch.name == "delta_kernel"]
     assert len(rules) == 2, "one launch for each layer"
     states = sum(shape.num_bytes(2) for shapes in deep.config.state_shapes for shape in shapes)
-    assert states == 2 * (2 * 2**20 + 2 * 4 * 8192)
+    assert states == 2 * (2 * 2**20 + 2 * 4 * channels)
+
+
+@pytest.mark.parametrize(
+    ("file", "num_tokens"),
+    [(QWEN3_5_9B, 512), (QWEN3_5_9B, programs.CHUNK), (QWEN3_5_35B_A3B, programs.CHUNK)],
+    ids=["9B-deterministic", "9B", "35B-A3B"],
+)
+def test_prompts_of_linear_attention(file: dict[str, Any], num_tokens: int):
+    """Two launches for each layer, and in deterministic mode one. The memory plan knows the temporaries."""
+    is_deterministic = num_tokens < programs.CHUNK
+    buckets = make_deterministic_buckets(256, 512, 512) if is_deterministic else programs.BUCKETS
+    of = programs.make_model(file, buckets=buckets, num_hidden_layers=3, **SHORTER)
+    program = of.programs.program(("forward", buckets.extend[-1]))
+    check_forward(program, of)
+    names = Counter(launch.name for launch in program.launches if launch.name.startswith("delta"))
+    in_tiles = {"delta_inverse_kernel": 2, "delta_tiles_kernel": 2}
+    assert names == ({"delta_kernel": 2} if is_deterministic else in_tiles)
+    bound = extend_bound(of.config, num_tokens, jnp.bfloat16.dtype.itemsize)
+    assert (0 if is_deterministic else 2 * bound / 3) <= program.temporary_bytes <= bound
 
 
 def test_a_layer_of_a_short_convolution_has_no_more_launches_than_one_of_attention():
@@ -285,6 +322,8 @@ def test_a_layer_of_a_short_convolution_has_no_more_launches_than_one_of_attenti
         shallow, deep = (of.programs.program(("forward", key)) for of in (two, three))
         check_forward(deep, three)
         assert len(deep.launches) - len(shallow.launches) <= MAX_LAUNCHES
+        slots = (programs.MAX_RUNNING + 1) * math.prod(three.config.state_shapes[0][0].shape)
+        assert "copy" not in deep.makers_of(slots), "slots are written where they lie, after all were read"
 
 
 @pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent"])

@@ -2,11 +2,13 @@
 
 import pathlib
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as JsonTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
+from jsg.media import MIN_DIGEST_BYTES, MIN_TOKENS, MediaInput
+from jsg.processing.answer import Answer, AnswerDelta, Prompt, with_common_point
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.types import (
     CacheReport,
@@ -185,3 +187,47 @@ def test_requests_say_where_they_part_from_others(fields: dict, points: tuple):
     made = prompt.requests(0)
     assert [request.snapshot_at for request in made] == [points] * prompt.sampling.n
     assert all(request.snapshot_at is made[0].snapshot_at for request in made), "the wire has it once"
+
+
+class TestCommonPoint:
+    SHARED = tuple(range(40))
+
+    def points(self, *prompts: Prompt) -> list[tuple[int, ...]]:
+        return [prompt.snapshot_at for prompt in with_common_point(prompts)]
+
+    def prompt(self, *behind: int, **fields) -> Prompt:
+        return Prompt(**{"rid": "p", "input_ids": self.SHARED + behind, "sampling": SamplingParams()} | fields)
+
+    def test_prompts_that_come_together_say_where_they_part(self):
+        assert self.points(self.prompt(7, 8), self.prompt(7), self.prompt(8, snapshot_at=(5, 40))) == [
+            (40,), (40,), (5, 40)
+        ]  # fmt: skip
+        assert self.points(self.prompt(), self.prompt()) == [(40,)] * 2
+        assert self.points(self.prompt(7)) == [()]
+        assert self.points() == []
+
+    def test_what_is_scored_in_all_of_them_is_not_shared(self):
+        scored = {"return_logprob": True, "logprob_start_len": 38}
+        assert self.points(self.prompt(7, **scored), self.prompt(8, **scored)) == [(37,)] * 2
+        scored["logprob_start_len"] = 0
+        assert self.points(self.prompt(7, **scored), self.prompt(8, **scored)) == [()] * 2
+
+    def test_few_tokens_and_those_of_others_are_not_worth_it(self):
+        assert self.points(self.prompt(7, input_ids=(1,) * 31 + (2,)), self.prompt(input_ids=(1,) * 31)) == [()] * 2
+        assert self.points(self.prompt(7, namespace="a"), self.prompt(8)) == [()] * 2
+
+    def test_different_pictures_have_equal_placeholders(self):
+        def picture(digest: bytes, start: int) -> MediaInput:
+            words, pixels = np.arange(MIN_TOKENS, dtype=np.int32) + 512, np.zeros((1, 3, 1, 1), np.float32)
+            return MediaInput(
+                start=start, words=words, rows=words - 512, pixels=pixels, digest=digest.ljust(MIN_DIGEST_BYTES)
+            )
+
+        ids = (1,) * (60 + 2 * MIN_TOKENS)
+        same, later = picture(b"a", 10), 50 + MIN_TOKENS
+        prompts = [
+            self.prompt(input_ids=ids, media=(same, picture(digest, later)), rid=digest.decode())
+            for digest in (b"b", b"c")
+        ]
+        assert self.points(*prompts) == [(later,)] * 2
+        assert self.points(prompts[0], prompts[0]) == [(len(ids),)] * 2

@@ -159,7 +159,8 @@ class SimulatedDevice:
                 assert len(hashes) == entry.start, "a token is decoded before the one ahead of it"
                 hashes.append(advance(hashes[-1], int(self._last_token[row]), entry.start, told[0]))
             else:
-                assert not entry.num_drafts or entry.start == entry.running.num_known - 1, "drafts of what is not known"
+                num_known = entry.running.num_known
+                assert not entry.num_drafts or end == num_known + entry.num_drafts, "drafts of what is not known"
                 ids = np.asarray(parts.token_ids[offset : offset + entry.num_new])
                 shown = np.where(ids < VOCAB, ids, self._vision[np.maximum(ids - VOCAB, 0)])
                 expected = looks(entry.running.tokens[:end], request)[entry.start :]

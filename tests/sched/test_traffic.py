@@ -143,6 +143,9 @@ def play_traffic(num_examples: int, **fields: st.SearchStrategy[Any]) -> Counter
         happened["lacking"] += sum(len(batch.lacking) for batch in engine.batches)
         entries = [entry for batch in engine.batches for entry in batch.entries]
         happened["snapshots"] += sum(entry.state_source != entry.state_slot for entry in entries)
+        happened["behind wrong drafts"] += sum(
+            entry.samples and not entry.ends_prefill and entry.num_new > 1 + entry.num_drafts for entry in entries
+        )
         happened["read again"] += sum(entry.is_known for entry in entries)
         happened["drafts beside chunks"] += sum(
             batch.has_drafts and any(entry.num_new > 1 + entry.num_drafts for entry in batch.entries)
@@ -243,17 +246,21 @@ def test_freeing_pages_behind_windows_changes_no_answer_at_length():
     check_wild(happened, (*COMMON, "drafts", "lacking"), 50)
 
 
-STATES = {"num_states": st.sampled_from([0, 1, 3, 8, 30]), "num_pages": st.integers(14, 60)}
+STATES = {
+    "num_states": st.sampled_from([0, 1, 3, 8, 30]),
+    "num_pages": st.integers(14, 60),
+    "draft_len": st.sampled_from([0, 3]),
+}
 
 
 def test_states_of_prefixes_change_no_answer():
-    """Hybrids: each token is applied to a state once, whoever goes on from whose."""
+    """Hybrids: each token is applied to a state once, whoever goes on from whose, and no wrong draft ever."""
     happened = play_traffic(40, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
-    check_wild(happened, (*COMMON, "snapshots"), 20)
-    check_wild(happened, ("read again",), 5)
+    check_wild(happened, (*COMMON, "snapshots", "drafts", "behind wrong drafts"), 20)
+    check_wild(happened, ("read again",), 1)
 
 
 @pytest.mark.slow
 def test_states_of_prefixes_change_no_answer_at_length():
     happened = play_traffic(200, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
-    check_wild(happened, (*COMMON, "snapshots", "read again"), 50)
+    check_wild(happened, (*COMMON, "snapshots", "read again", "drafts", "behind wrong drafts"), 50)

@@ -20,6 +20,7 @@ from jsg.server.http.event_stream import COMMENT, Event, respond_with_events
 from jsg.server.http.json_pieces import AT_ONCE, PIECE_BYTES, JsonLists, json_pieces, list_pieces
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.loop_share import UNITS, LoopShare
+from jsg.server.telemetry.exchange import EndpointTable, Exchange, WatchExchanges
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 50
@@ -33,6 +34,7 @@ class ScriptedClient:
     most_requests = 1000
 
     class info:
+        caches_states = False
         max_request_tokens = 100
         vocab_size = 512
         embedder = None
@@ -303,6 +305,31 @@ def test_the_pieces_of_a_list_are_its_json(size: int):
         pieces = [*list_pieces(given)]
         assert json.loads(b"".join(pieces)) == whole
         assert given == [] and max(map(len, pieces)) < 8 * AT_ONCE
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_client_that_leaves_during_a_long_body_is_reported(leaves: bool):
+    """The status is 200, which the head said, as in a stream of events."""
+    seen = list[tuple[int | None, str, bool]]()
+
+    class Seen:
+        def on_exchange(self, exchange: Exchange) -> None:
+            seen.append((exchange.status, exchange.outcome, exchange.has_succeeded))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"} if leaves else await asyncio.Future()
+
+    async def send(_message: Any) -> None:
+        await asyncio.sleep(0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pieces = iter([b"[", b"1" * (PIECE_BYTES + 1), b"]"])
+        response = await respond_in_pieces(pieces, functools.partial(asyncio.sleep, 0))
+        await response(scope, receive, send)
+
+    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
+    asyncio.run(WatchExchanges(app, EndpointTable([], object), [Seen()])(scope, receive, send))
+    assert seen == [(200, "client_disconnect" if leaves else "ok", not leaves)]
 
 
 def test_a_long_body_is_made_as_its_client_reads_it_and_not_for_one_that_has_left():

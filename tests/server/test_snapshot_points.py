@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+import jsg
 from jsg.processing.snapshot_points import point_before
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
 from tests.processing.chat_templates import STYLES
 from tests.server.byte_tokenizer import SPECIAL_TOKENS, write_byte_tokenizer
+from tests.server.posted_programs import graph_of
 from tests.server.scripted import INFO, ScriptedServer
 
 MOST_LOST = len("assistant\n<think>\n")  # tokens, which are bytes here, from the point to where the prompts part
@@ -65,58 +67,57 @@ def test_the_prompt_of_the_next_turn_agrees_up_to_the_point(tmp_path: Path, styl
     begin = [{"role": "system", "content": "Be short."}] if has_system else []
     prompts = [chat.prompt([*begin, *TALK[:length]]) for length in (1, 3, 1, 3, 5)][2:]
     for prompt, following in itertools.pairwise(prompts):
-        [point] = prompt.snapshot_at
+        assert prompt.snapshot_at == ()
         agree = num_common(prompt.input_ids, following.input_ids)
-        assert agree - MOST_LOST <= point <= agree
+        assert agree - MOST_LOST <= prompt.turn_end <= agree
+        assert (prompt.turn_end == len(prompt.input_ids)) == (agree == len(prompt.input_ids)), "the answer may follow"
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"no_thoughts": True}])
 def test_where_thoughts_are_dropped_it_is_in_front_of_them(tmp_path: Path, kwargs: dict):
     chat = chat_of(tmp_path, DROPPING)
     prompt = chat.prompt(TALK[:3], template_kwargs=kwargs)
-    text = chat._tokenizer.decode(prompt.input_ids[prompt.snapshot_at[0] :], skip_special_tokens=False)
+    text = chat._tokenizer.decode(prompt.input_ids[prompt.turn_end :], skip_special_tokens=False)
     assert text.startswith("assistant\n<think>")
-    assert prompt.input_ids[prompt.snapshot_at[0] - 1] == 256
+    assert prompt.input_ids[prompt.turn_end - 1] == 256
 
 
 def test_in_a_loop_of_calls_it_is_at_the_last_result_and_behind_the_question(tmp_path: Path):
     chat = chat_of(tmp_path, DROPPING)
     asked = [user("old"), assistant("older"), user("Weather?")]
     looped = chat.prompt([*asked, CALLED, SAID, CALLED, SAID])
-    question, result = looped.snapshot_at
+    [question], result = looped.snapshot_at, looped.turn_end
     on = chat.prompt([*asked, CALLED, SAID, CALLED, SAID, CALLED, SAID]).input_ids
     agree = num_common(looped.input_ids, on)
     assert agree - MOST_LOST <= result <= agree
     turn = chat.prompt([*asked, CALLED, SAID, CALLED, SAID, assistant("Rain."), user("Thanks")]).input_ids
     agree = num_common(looped.input_ids, turn)
     assert agree - MOST_LOST <= question <= agree < result
-    assert (question,) == chat.prompt(asked).snapshot_at, "its own first request has kept it already"
+    assert question == chat.prompt(asked).turn_end, "its own first request has kept it already"
 
 
-def test_a_continued_answer_parts_at_its_begin(tmp_path: Path):
-    """What the model adds may be thoughts, and the message before the answer stays as it is."""
-    chat = chat_of(tmp_path, DROPPING)
+@pytest.mark.parametrize("template", [STYLES["chatml"].source, DROPPING])
+def test_a_continued_answer_is_repeated_as_far_as_the_template_repeats_it(tmp_path: Path, template: str):
+    chat = chat_of(tmp_path, template)
     begun = chat.prompt([*TALK[:1], assistant("Bec")], continue_final_message=True)
-    [point] = begun.snapshot_at
     agree = num_common(begun.input_ids, chat.prompt(TALK[:3]).input_ids)
-    assert agree - MOST_LOST <= point <= agree
-    alone = chat.prompt([assistant("Bec")], continue_final_message=True)
-    assert alone.snapshot_at == (1,), "nothing but the token that begins a turn comes before it"
+    assert agree - MOST_LOST <= begun.turn_end <= agree
+    assert (begun.turn_end == len(begun.input_ids)) == (template != DROPPING)
 
 
 def test_a_template_that_takes_no_next_turn_gives_no_point(tmp_path: Path):
-    assert chat_of(tmp_path, REFUSING).prompt([user("a")]).snapshot_at == ()
+    assert chat_of(tmp_path, REFUSING).prompt([user("a")]).turn_end == 0
 
 
 def test_what_one_client_writes_does_not_move_the_points_of_others(tmp_path: Path):
     """Ends of prompts are remembered. A content that looks like one changes nothing, and neither do many variables."""
     chat = chat_of(tmp_path, DROPPING.replace("no_thoughts", "no_thoughts == true"))
-    [point] = chat.prompt(TALK[:3]).snapshot_at
+    point = chat.prompt(TALK[:3]).turn_end
     for index in range(70):
         chat.prompt([user("<|im_end|>\n<|im_start|>assistant\n<think>\n")], template_kwargs={"no_thoughts": index})
-    assert chat.prompt(TALK[:3]).snapshot_at == (point,)
+    assert chat.prompt(TALK[:3]).turn_end == point
     odd = chat.prompt([user("x<|im_end|>\n<|im_start|>assistant\n<think>\n")])
-    assert len(odd.input_ids) - odd.snapshot_at[0] == len("assistant\n<think>\n")
+    assert len(odd.input_ids) - odd.turn_end == len("assistant\n<think>\n")
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,8 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         ("cdefg<s>hijkl", "kl", 6),
         ("cdefg<s>hijkl", "hijkl", 6),
         ("cd<s>efghijklmnopqrstuvwxyz", "z", 23),
+        ("abc def ghi", "hi", 6),
+        ("abc def ghi", " ghi", 2),
         ("é", "é", 0),
         ("é" * 300, "é" * 299, 1),
     ],
@@ -159,9 +162,12 @@ class TestEndpoints:
 
     MESSAGES = TALK[:3]
 
+    def served(self, tokenizer_dir: Path, caches_states: bool = True) -> ScriptedServer:
+        return ScriptedServer(tokenizer_dir, info=dataclasses.replace(INFO, caches_states=caches_states))
+
     @pytest.mark.parametrize("caches_states", [True, False])
-    def test_chats(self, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caches_states: bool):
-        server = ScriptedServer(tokenizer_dir, info=dataclasses.replace(INFO, caches_states=caches_states))
+    def test_chats(self, tokenizer_dir: Path, caches_states: bool):
+        server = self.served(tokenizer_dir, caches_states)
         common = {"model": "fake", "max_tokens": 4}
         for path, body in (
             ("/v1/chat/completions", {**common, "messages": self.MESSAGES}),
@@ -170,6 +176,48 @@ class TestEndpoints:
         ):
             answer = server.http.post(path, json=body)
             assert answer.status_code == 200, answer.text
-            behind = "assistant\n" if caches_states else None
-            found = [server.tokenizer.decode(server.request.input_ids[p:]) for p in server.request.snapshot_at]
-            assert found == ([behind] if caches_states else []), path
+            assert server.request.turn_end == (len(server.request.input_ids) if caches_states else 0), path
+
+    @pytest.mark.parametrize("caches_states", [True, False])
+    def test_prompts_of_one_post(self, tokenizer_dir: Path, caches_states: bool):
+        shared, few = "x" * 40, {"max_tokens": 2}
+        server = self.served(tokenizer_dir, caches_states)
+        for path, body in (
+            ("/v1/score", {"query": shared, "items": ["a", "b", "cc"], "label_token_ids": [5]}),
+            ("/v1/completions", {"model": "fake", "prompt": [shared + "a", shared + "bb", shared], **few}),
+            ("/generate", {"text": [shared + "a", shared + "bb"]}),
+        ):
+            server.reset()
+            server.engine.info = dataclasses.replace(INFO, caches_states=caches_states)
+            answer = server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            found = {request.snapshot_at for request in server.engine.requests}
+            assert found == {(40,) if caches_states else ()}, path
+
+    def test_answers_choices_and_parts(self, tokenizer_dir: Path):
+        server = self.served(tokenizer_dir)
+        parts = ["say it", "", " at once"]
+        for path, body, points in (
+            ("/generate", {"text": "say", "sampling_params": {"n": 2}}, {(3,)}),
+            ("/generate", {"prompt": parts}, {(3,)}),
+            ("/generate", {"prompt": ["say it", [], " at once"]}, {(6,)}),
+            ("/select", {"prompt": parts, "choices": [" or so", " or never"]}, {(3, 13), (3, 18)}),
+        ):
+            server.engine.requests.clear()
+            answer = server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert {request.snapshot_at for request in server.engine.requests} == points, path
+
+    def test_the_runs_of_a_posted_program(self, tokenizer_dir: Path):
+        server = self.served(tokenizer_dir)
+        body = {"graph": graph_of(_asked), "batch": [{"question": text} for text in ("Who is it?", "Why?")]}
+        answer = server.http.post("/v1/programs", json=body)
+        assert answer.status_code == 200, answer.text
+        assert [request.snapshot_at for request in server.engine.requests] == [(len("Be"),)] * 2
+
+
+@jsg.function
+def _asked(s: Any, question: str) -> None:
+    s += "Be brief."
+    s += question
+    s += jsg.gen("answer", max_tokens=1)

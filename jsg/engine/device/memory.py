@@ -11,8 +11,9 @@ from jsg.engine.device.host_memory import available_bytes
 from jsg.engine.device.mask_pool import NUM_MASKS, num_words
 from jsg.engine.device.pool_sizes import WindowPool, pool_sizes
 from jsg.errors import ConfigError, MemoryPlanError
-from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
+from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS, QUERY_TILE
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
+from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.sched.buckets import Buckets
@@ -190,9 +191,13 @@ def _kept_numbers(layer: LayerSpec, width: int, products: int, num_devices: int)
 
     Experts read copies of the token, which every device has whole; the product in a shared expert may be there beside
     them. Latent attention keeps the queries as they are made, the part of them that is moved into the space of rows,
-    and that beside the other part.
+    and that beside the other part. The gated delta rule keeps projections before and after their convolution, two rows
+    of float32 for each head, and outputs before and after their norm, beside the stream and what is normed of it.
     """
     attention, kept = layer.attention, 0
+    if isinstance(attention, DeltaSpec):
+        of_heads = attention.heads * (3 * attention.value_dim + 2 * 2 * QUERY_TILE)
+        kept = (2 * attention.mixed + of_heads) // num_devices + 4 * width
     if isinstance(attention, LatentSpec):
         of_head = 2 * attention.rank + 2 * attention.rope_dim + attention.plain_dim
         kept = attention.heads * of_head // num_devices

@@ -254,7 +254,8 @@ class Programs:
         match name:
             case ("forward", BucketKey() as key):
                 kinds = {"num_groups": config.num_groups, "has_states": config.has_states}
-                run = functools.partial(step.forward, self._merge, key, **kinds)
+                is_deterministic = not self.buckets.decode
+                run = functools.partial(step.forward, self._merge, key, is_deterministic=is_deterministic, **kinds)
                 packed = _host(sum(step.packed_sizes(key, **kinds)))
                 tables = state.pool, state.page_table, state.last_token
                 specs = (COLUMNS, WHOLE, jax.tree.map(spec_of, state.pool), WHOLE)

@@ -25,6 +25,7 @@ from jsg.engine.device.sampling import (
     token_logprobs,
 )
 from jsg.kernels_pallas.inputs import AttentionInputs, Pieces, PrefixGroups
+from jsg.kernels_pallas.reference_delta import tiles_of
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.inputs import ForwardInputs, WindowInputs
 from jsg.models.llava import Llava
@@ -108,11 +109,13 @@ def forward(
     *,
     num_groups: int = 1,
     has_states: bool = False,
+    is_deterministic: bool = False,
 ) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "GR C"]]:
     """Logits of each request's last new token, all hidden states, and pool and page table after the step.
 
     It writes the pages of new tokens into the page table, so a decode step needs no other transfer. The vision pool is
     needed only where there may be tokens of images. The page table has the rows of each page group one after another.
+    In deterministic mode no result depends on how the tokens of a request are cut.
     """
     model = merge(leaves)
     sizes = packed_sizes(key, num_groups, has_states=has_states)
@@ -130,7 +133,9 @@ def forward(
         WindowInputs(of_group, attention.single_rows + first, attention.tile_rows + first)
         for first, of_group in zip(first_rows[1:], slots[1:], strict=True)
     )
-    inputs = inputs._replace(vision=vision, windows=windows, pieces=pieces)
+    in_tiles = pieces is not None and key.num_tiles and not is_deterministic
+    tiles = tiles_of(pieces, key.num_tiles) if in_tiles else None
+    inputs = inputs._replace(vision=vision, windows=windows, pieces=pieces, piece_tiles=tiles)
     hidden, pool = model(inputs, pool)
     return model.logits(hidden[parts.logit_index]), hidden, pool, page_table
 

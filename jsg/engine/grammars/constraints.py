@@ -110,19 +110,13 @@ class Constraints:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         jump: JumpForward,
-        *,
-        takes_drafts: bool = True,
     ):
-        """Knows no grammar yet. `jump` is the mode of requests that name none; the loader loads the model's tokens.
-
-        Without `takes_drafts` the model's states cannot take a draft back, so the mode is "off" for all.
-        """
+        """Knows no grammar yet. `jump` is the mode of requests that name none; the loader loads the model's tokens."""
         self._loader = loader
         self._grammars = GrammarStore(loader)
         self._num_words = num_words(vocab_size)
         self._eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._jump: JumpForward = jump
-        self._takes_drafts = takes_drafts
         self._live: dict[str, Constraint] = {}
         self._tokens: Tokens | None = None
         self._num_drafts = self._num_drafts_taken = self._num_failures = 0
@@ -165,7 +159,7 @@ class Constraints:
         grammar = self._grammars.find(key)
         if self._tokens is None:
             self._tokens = Tokens(self._grammars.lexicon)
-        if not self._takes_drafts or needs_tables(request.sampling):  # the device counts penalties of no draft
+        if needs_tables(request.sampling):  # the device counts penalties of no draft
             jump = "off"
         limit = request.thought_limit
         return Constraint(self._grammars, grammar, jump, watch=None if limit is None else ThoughtWatch(limit))

@@ -23,7 +23,7 @@ from jsg.engine.offline.lang_backend import EngineBackend, EngineModel
 from jsg.engine.offline.media import Media, with_media
 from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
-from jsg.processing.answer import Answer, Prompt, asked
+from jsg.processing.answer import Answer, Prompt, asked, with_common_point
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.processing.tool_calls import nameable_tokens
@@ -220,7 +220,7 @@ class Engine:
         Raises:
             JsgError: A prompt breaks a rule, or the engine failed.
         """
-        answers = [answer for prompt in prompts for answer in self._answers_of(prompt)]
+        answers = self._answers_of(prompts)
         tables = await self._tables_of(answers)
         moves = self._run_async(answers, tables)
         try:
@@ -299,9 +299,8 @@ class Engine:
             max_tokens=self.info.max_request_tokens,
             bos_ids=self.tokenizer.bos_ids,
         )
-        answers = []
-        for encoded, sampling in zip(prompts, samplings, strict=True):
-            made = Prompt(
+        made = [
+            Prompt(
                 rid=f"offline-{next(self._numbers)}",
                 **encoded.fields,
                 **asked(
@@ -314,13 +313,18 @@ class Engine:
                 ),
                 **fields,
             )
-            answers += self._answers_of(made)
+            for encoded, sampling in zip(prompts, samplings, strict=True)
+        ]
+        answers = self._answers_of(made)
         return answers, is_list or len(answers) > 1
 
-    def _answers_of(self, prompt: Prompt) -> list[Answer]:
-        prompt.check_task(self.info.embedder)
-        seed, patterns = self._seeds.getrandbits(63), stop_patterns(prompt.sampling)
-        return prompt.answers(self.tokenizer, seed, self.info.vocab_size, patterns)
+    def _answers_of(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        answers: list[Answer] = []
+        for prompt in with_common_point(prompts) if self.info.caches_states else prompts:
+            prompt.check_task(self.info.embedder)
+            seed, patterns = self._seeds.getrandbits(63), stop_patterns(prompt.sampling)
+            answers += prompt.answers(self.tokenizer, seed, self.info.vocab_size, patterns)
+        return answers
 
     def _token_lists(self, prompt: Texts, input_ids: TokenIds) -> tuple[list[tuple[int, ...]], bool]:
         if (prompt is None) == (input_ids is None):

@@ -172,6 +172,7 @@ class ScorePlan:
             position_jumps=before.position_jumps,
             joined=before.joined,
             media=before.media,
+            snapshot_at=before.snapshot_at,
             sampling=_SCORE_PROMPT if ask.first else _SCORE_NEXT,
             return_logprob=True,
             logprob_start_len=len(self._encoded.prefix_ids) + ask.first - 1 if ask.first else -1,

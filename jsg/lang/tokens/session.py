@@ -66,6 +66,8 @@ class TokenSession:
                 return await self._extend_text(text)
             case RoleBegin(role):
                 self._turn, markup = self._turn.open(await self._model.turns(), role, is_first=self._is_empty)
+                if role == "user" and self._parts and isinstance(self._parts[0], TextPart):
+                    self._parts.append(_PLACE)
                 return self._add_markup(markup)
             case RoleEnd():
                 return await self._close_turn()
@@ -146,6 +148,8 @@ class TokenSession:
             self._point = object()
         copied = TokenSession(self._model)
         copied._parts, copied._turn = list(self._parts), self._turn
+        if not self._is_empty:
+            copied._parts.append(_PLACE)
         return copied
 
     async def join(self, branches: Sequence[Session]) -> None:
@@ -188,7 +192,7 @@ class TokenSession:
         prompt = await self._resolve()
         if not prompt or any(isinstance(part, JoinedPart) for part in prompt):
             return
-        hold = await try_hold(self._model, prompt)
+        hold = await try_hold(self._model, (*prompt, _PLACE))  # other text may follow than that which ends the prompt
         if hold is None:
             return
         before, self._hint = self._hint, hold
@@ -325,9 +329,15 @@ def merged(parts: Sequence[Part]) -> list[Part]:
     return made
 
 
+_PLACE = TextPart("")
+"""Other sessions are likely to go on from here: as copies, or with another question behind the same messages."""
+
+
 def _kind(part: Part) -> tuple[bool, ...] | None:
     """Gives a key that is equal for parts that may be merged; None for parts that may not."""
     match part:
+        case TextPart("", is_template=False):
+            return None
         case TextPart(_, is_markup, is_template):
             return (is_markup, is_template)
         case TokenPart():

@@ -11,7 +11,7 @@ from jsg.processing.parts import JoinedPart, Part, TextPart, TokenPart
 
 logger = logging.getLogger(__name__)
 _CUT = TokenPart(())
-"""Ends a text, so that later text is not encoded together with it."""
+"""Ends a text, so that later text is not encoded together with it. Several sessions go on from here."""
 
 
 @final
@@ -87,7 +87,7 @@ class SharedPrefix:
         if not any(isinstance(part, JoinedPart) for part in whole):  # a hold has no branches
             self._hold = await try_hold(self._model, whole)
             if self._hold is not None:
-                parts = commit(whole, self._hold.part_ids)
+                parts = (*commit(whole, self._hold.part_ids), _CUT)
         self._settle(parts)
 
     def _settle(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:

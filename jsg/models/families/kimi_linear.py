@@ -4,6 +4,7 @@ The delta rule with such decays is KDA in Kimi Team 2025, "Kimi Linear" (arXiv:2
 """
 
 import dataclasses
+from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
@@ -65,7 +66,7 @@ def kinds(config: Fields) -> list[str]:
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer, with the names of Mixtral's experts."""
-    names = {kind: f"mlp.experts.{{expert}}.{name}" for kind, name in EXPERTS.items()}
+    names: dict[str, Any] = {kind: f"mlp.experts.{{expert}}.{name}" for kind, name in EXPERTS.items()}
     return glm4_moe.mlp(config, **glm4_moe_lite.MLP, count_field="num_local_experts", **names)
 
 

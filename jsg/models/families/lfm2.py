@@ -13,7 +13,6 @@ from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
 CONV = "conv"
 MAX_TAPS = 16
 NORMS = {"query": "self_attn.q_layernorm", "key": "self_attn.k_layernorm"}
-NAMES = {"eps_field": "norm_eps", "output": "self_attn.out_proj"}
 FEED_FORWARD = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
 
 
@@ -24,7 +23,8 @@ def attention(config: Fields) -> dict[str, Mixer]:
         taps=config.integer("conv_L_cache", low=2, high=MAX_TAPS),
         has_bias=config.flag("conv_bias", default=False),
     )
-    return {FULL: read_attention(config, qk_norm=NORMS, **NAMES), CONV: short}
+    full = read_attention(config, qk_norm=NORMS, eps_field="norm_eps", output="self_attn.out_proj")
+    return {FULL: full, CONV: short}
 
 
 def kinds(config: Fields) -> list[str]:

@@ -17,7 +17,7 @@ from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.server.caller import state_of
 from jsg.server.http.failures import CLIENT_LEFT, Refusal
 from jsg.server.observer import Begun
-from jsg.server.telemetry.abort_reasons import ERROR, REFUSED, end_reason
+from jsg.server.telemetry.abort_reasons import CLIENT_DISCONNECT, ERROR, REFUSED, end_reason
 from jsg.server.telemetry.trace_context import TraceContext
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Exchange:
         user: The end user, as the client named it.
         prompts, answers: The prompts and the `n` answers to each in turn; empty before the generation begins.
         begun_at: `time.monotonic()` when the first generation began.
-        failure: Why the generation was cut short, one of `ABORT_REASONS`; None where it was not.
+        failure: Why the generation or the response was cut short, one of `ABORT_REASONS`; None where neither was.
         trace_id: The id of its trace, 32 hexadecimal digits; None where it has no trace.
     """
 
@@ -185,7 +185,11 @@ class WatchExchanges:
         state = state_of(scope)
         exchange = state["exchange"] = Exchange(self._endpoints.find(scope["path"]), scope, state)
 
+        is_whole = False
+
         async def send_and_look(message: Message) -> None:
+            nonlocal is_whole
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 exchange.is_stream = any(
@@ -197,6 +201,8 @@ class WatchExchanges:
         failed_status = CLIENT_LEFT
         try:
             await self._app(scope, receive, send_and_look)
+            if exchange.status is not None and not is_whole and not exchange.is_stream:  # streams may have no end
+                exchange.failure = exchange.failure or CLIENT_DISCONNECT
         except asyncio.CancelledError:
             raise
         except Exception:

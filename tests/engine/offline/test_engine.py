@@ -1,16 +1,18 @@
 """`jsg.Engine` as its users call it, on the embedded model."""
 
 import asyncio
+import dataclasses
 import itertools
 import re
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 import jsg
-from jsg.engine.offline.driver import Sink
+from jsg.engine.offline.driver import Driver, Sink
 from jsg.errors import ConfigError, EngineDeadError, RequestError
 from jsg.types import Request, RequestOutput
 from tests.engine.late import late_programs
@@ -211,3 +213,37 @@ def test_a_program_that_forgets_to_close_its_engine_ends_well(compile_cache_dir:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() in {"1", "2"}
+
+
+@jsg.function
+def _forked(s: Any) -> None:
+    s += SHARED
+    for branch, text in zip(s.fork(2), (" one", " two"), strict=True):
+        branch += text + jsg.gen("answer", max_tokens=1)
+
+
+SHARED = "The quick brown fox jumps over the lazy dog. " * 8
+
+
+def test_requests_say_where_they_part_if_the_cache_keeps_states(engine: jsg.Engine, monkeypatch: pytest.MonkeyPatch):
+    sent: list[Request] = []
+    submit = Driver.submit
+
+    def seen(driver: Driver, request: Request, sink: Any) -> None:
+        sent.append(request)
+        submit(driver, request, sink)
+
+    monkeypatch.setattr(Driver, "submit", seen)
+    monkeypatch.setattr(engine, "info", dataclasses.replace(engine.info, caches_states=True))
+    num_shared = len(engine.tokenizer.encode(SHARED))
+    for run in (
+        lambda: engine.generate([SHARED + "Who?", SHARED + "Why?"], {"max_new_tokens": 1}),
+        lambda: _forked.run(backend=engine.as_backend()).sync(),
+    ):
+        sent.clear()
+        run()
+        asked = [request for request in sent if not request.hold]
+        points = {request.snapshot_at for request in asked}
+        assert len(asked) > 1
+        assert len(points) == len({request.input_ids[:point] for request in asked for [point] in points}) == 1
+        assert all(num_shared - 8 <= point <= num_shared for [point] in points)

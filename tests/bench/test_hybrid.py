@@ -1,0 +1,35 @@
+"""The loads of `bench.hybrid`: what a model with states finds cached, beside one without."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from bench.hybrid.hits import hit_rate, play
+from bench.hybrid.loads import Wave, chats, forks, shared, shrinking, tree_of_thought
+
+LOADS = {
+    "text kept": (partial(chats, drops_thoughts=False, users=16, turns=3), 40),
+    "thoughts dropped": (partial(chats, drops_thoughts=True, users=16, turns=3), 26),
+    "one wave after another": (partial(shared, 64, 32, 16, 8), 12),
+    "announced": (partial(shared, 64, 32, 16, 8, is_announced=True), 12),
+    "forks": (partial(forks, 2, 4), 8),
+    "tree": (partial(tree_of_thought, 1, 3, 2), 40),
+}
+
+
+@pytest.mark.parametrize(("load", "num_states"), LOADS.values(), ids=LOADS)
+def test_with_a_few_states_as_much_is_cached_as_without_any_need_of_them(
+    load: Callable[[], Iterator[Wave]], num_states: int
+):
+    """One for each conversation or place where requests part, and some for those that come and go."""
+    best = hit_rate(play(load(), None))
+    assert best > 0.5
+    assert hit_rate(play(load(), num_states)) >= 0.999 * best
+    assert hit_rate(play(load(), 0)) == 0
+
+
+def test_a_shorter_shared_prefix_is_found_from_the_second_request_on():
+    """The first leaves a state where it parts from what is cached."""
+    found = play(shrinking((160, 120), 220, 4), 4)
+    assert [cached for _, cached in found] == [0, 0, 160, 160, 0, 120, 120, 120]

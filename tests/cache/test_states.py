@@ -1,0 +1,128 @@
+"""Slots of states: which states of prefixes there are, which goes first, and that no slot has two owners."""
+
+import numpy as np
+
+from jsg.cache.kinds import PrefixMatch
+from jsg.cache.node import Root
+from jsg.cache.states import State, StateSlots
+from tests.cache.integrity import check_states
+
+
+def make(most_cached: int = 3, max_running: int = 2, page_size: int = 1) -> StateSlots:
+    return StateSlots(40, max_running, most_cached, page_size)
+
+
+def put(slots: StateSlots, page: int, *, above: State | None = None, is_pending: bool = False, **fields: bool) -> State:
+    """A state after `page`, whose number is that of the tokens, made by a request that begins and stops here."""
+    state = State(slots.take(), page, page, above, **fields)
+    if not slots.put(state, is_pending=is_pending):
+        slots.give(state.slot)
+    check_states(slots)
+    return state
+
+
+def kept(slots: StateSlots) -> list[int]:
+    return np.flatnonzero(slots.slots).tolist()
+
+
+def match(*pages: int) -> PrefixMatch:
+    return PrefixMatch(np.array(pages, np.int32), Root(""), len(pages))
+
+
+def test_the_least_recently_used_state_goes_first():
+    slots = make()
+    first, second, _ = (put(slots, page) for page in (1, 2, 3))
+    slots.use(first)
+    slots.leave(first)
+    put(slots, 4)
+    assert kept(slots) == [1, 3, 4] and second.page == 0
+    assert slots.counts == (2, 0, 3, 0) and slots.num_available == 3
+
+
+def test_what_a_conversation_has_passed_goes_before_all_others():
+    slots = make()
+    old, message = put(slots, 1), put(slots, 2)
+    answer = put(slots, 3, above=message)
+    slots.cover(message)
+    put(slots, 4, above=answer)
+    assert kept(slots) == [1, 3, 4], "although another one was used less recently"
+    slots.cover(answer)
+    put(slots, 5)
+    assert kept(slots) == [1, 4, 5] and old.page == 1
+
+
+def test_a_branch_and_a_state_with_two_users_are_not_passed():
+    slots = make(most_cached=4)
+    branch, shared, passed = put(slots, 1, is_branch=True), put(slots, 2), put(slots, 3)
+    shared.num_uses = 2
+    for state in (branch, shared, passed):
+        slots.cover(state)
+    put(slots, 4)
+    put(slots, 5)
+    assert kept(slots) == [1, 2, 4, 5]
+
+
+def test_a_spare_state_takes_no_place_of_another():
+    slots = make()
+    first = put(slots, 1, is_covered=True)
+    for page in (2, 3):
+        put(slots, page)
+    put(slots, 4, is_covered=True)
+    assert kept(slots) == [2, 3, 4] and not first.page
+    put(slots, 5)
+    put(slots, 6, is_covered=True)
+    assert kept(slots) == [2, 3, 5]
+    slots.note(slots.find(2) or first, is_branch=True, is_spare=True)
+    assert slots.find(2) is not None
+
+
+def test_a_state_that_is_needed_stays_until_its_last_user_leaves():
+    slots = make(most_cached=1)
+    state = put(slots, 1)
+    slots.use(state)
+    slots.use(state, yields=True)
+    assert (slots.num_available, slots.num_yielding) == (0, 0)
+    put(slots, 2)
+    assert kept(slots) == [1], "there is no room for another one"
+    slots.leave(state)
+    assert slots.num_yielding == 1
+    slots.forget(state)
+    assert not kept(slots) and slots.counts == (2, 0, 0, 1), "nobody goes on from it, but a row may still read it"
+    slots.leave(state, yields=True)
+    check_states(slots)
+    assert slots.counts == (3, 0, 0, 0)
+
+
+def test_states_go_with_their_pages():
+    slots = make()
+    for page in (1, 2, 3):
+        put(slots, page)
+    slots.drop(np.array([2, 3, 9], np.int32))
+    check_states(slots)
+    assert kept(slots) == [1] and slots.counts == (4, 0, 1, 0)
+
+
+def test_a_prefix_is_usable_up_to_its_last_state_that_is_there():
+    slots = make()
+    put(slots, 12)
+    put(slots, 14, is_pending=True)
+    prefix = match(11, 12, 13, 14, 15)
+    assert [slots.num_usable(prefix, count) for count in range(6)] == [0, 0, 2, 2, 2, 2]
+    assert slots.num_usable(prefix, 5, is_later=True) == 4
+    slots.begin_step()
+    assert slots.num_usable(prefix, 5) == 4
+    assert make(page_size=4).num_usable(prefix, 20) == 0
+
+
+def test_a_second_slot_is_one_that_no_prefix_needs():
+    slots = make(most_cached=2)
+    put(slots, 1)
+    put(slots, 2, is_covered=True)
+    own, second = slots.take(), slots.take_second()
+    check_states(slots)
+    assert second is not None and kept(slots) == [1] and slots.num_available == 1
+    assert slots.take_second() is None, "a draft is not worth a state of a prefix"
+    slots.give(own, is_second=True)
+    slots.give(second)
+    check_states(slots)
+    assert slots.counts == (3, 0, 1, 0)

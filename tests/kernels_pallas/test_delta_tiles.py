@@ -1,0 +1,123 @@
+"""Tiles of the gated delta rule against its definition: repeated tokens, fast and slow decay, and neighbours."""
+
+import dataclasses
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.kernels_pallas import delta_recurrent, delta_tiles, ops
+from jsg.kernels_pallas.inputs import Pieces, StateCache
+from jsg.kernels_pallas.reference_delta import tiles_of
+from jsg.kernels_pallas.tile import QUERY_TILE
+from tests.kernels_pallas.definition import QUICKLY
+from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, Arrays, Case, Run, definition, make
+
+FAST = ("prompts", "bfloat16")
+TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
+TOKENS = 512
+"""Of all cases below, so that one program is compiled for them."""
+
+
+def of_one_head(*runs: Run) -> Case:
+    return Case("one head", runs, heads=1, group=1, padding=TOKENS - sum(run.length for run in runs))
+
+
+@functools.partial(jax.jit, compiler_options=QUICKLY)
+def in_tiles(a: Arrays) -> tuple[jax.Array, StateCache]:
+    tiles = tiles_of(a.pieces, len(a.joint) // QUERY_TILE + len(a.pieces.lens))
+    weights = a.weights._replace(eps=EPS, most=1.0)
+    return delta_tiles.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, tiles, interpret=True)
+
+
+def run(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    out, cache = in_tiles(arrays)
+    return tuple(np.asarray(x, np.float32) for x in (out, *cache))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case.name in FAST else [pytest.mark.slow], id=case.name)
+        for case in CASES
+        if not case.is_apart
+    ],
+)
+def test_tiles_are_the_definition(case: Case):
+    """Pieces of all lengths, some of which continue. Slots that nobody may read hold NaN; only targets change."""
+    arrays = make(case)
+    found, meant = run(arrays), definition(arrays)
+    tolerance = TOLERANCES[case.dtype]
+    np.testing.assert_allclose(found[0], meant[0], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found[2], np.asarray(meant[2]), rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(found[1][1:], meant[1][1:].astype(np.float32))
+    targets = [run.target for run in case.runs if run.length]
+    untouched = [slot for slot in range(1, SLOTS) if slot not in targets]
+    for new, old in zip(found[1:], arrays.cache, strict=True):
+        np.testing.assert_array_equal(new[untouched], np.asarray(old, np.float32)[untouched])
+
+
+@pytest.mark.parametrize("count", [TOKENS, pytest.param(4096, marks=pytest.mark.slow)])
+def test_one_token_many_times(count: int):
+    """Equal keys that are written strongly and hardly fade: products of powers of the matrix would give 1e10."""
+    arrays = make(dataclasses.replace(of_one_head(Run(count), Run(0), Run(0)), padding=0))
+    alike = arrays._replace(
+        joint=jnp.broadcast_to(arrays.joint[:1], arrays.joint.shape),
+        raw_gates=jnp.broadcast_to(jnp.asarray([4.0, -9.0]), arrays.raw_gates.shape),
+    )
+    found, meant = run(alike), definition(alike)
+    np.testing.assert_allclose(found[0], meant[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found[2][1], meant[2][1], rtol=2e-6, atol=2e-6)
+
+
+def test_slow_decay_beside_fast():
+    """From 0.001 to 50 in one tile. Sums of decay from the first token on would be wrong by 1e-4."""
+    arrays = make(of_one_head(Run(200, 1, 2, 3), Run(0), Run(0)))
+    says = np.exp(np.random.default_rng(0).uniform(np.log(1e-3), np.log(50), arrays.raw_gates[..., 1:].shape))
+    raw = arrays.raw_gates.at[..., 1:].set(says + np.log(-np.expm1(-says)))  # softplus of it is `says`
+    weights = arrays.weights._replace(decay_rate=jnp.zeros(1), decay_bias=jnp.zeros(1))
+    arrays = arrays._replace(raw_gates=raw, weights=weights)
+    found, meant = run(arrays), definition(arrays)
+    np.testing.assert_allclose(found[2][2], meant[2][2], rtol=3e-6, atol=3e-6)
+
+
+def test_nothing_of_a_neighbour_is_multiplied():
+    """Tokens before and behind a request, and tokens in no piece, are NaN. Its own bits are as beside finite ones."""
+    arrays = make(of_one_head(Run(3, 3, 3, 9), Run(70, 1, 2, 5), Run(435, 4, 4, 1)))
+    own = np.zeros(len(arrays.joint), bool)
+    own[3:73] = True
+    joint = jnp.where(own[:, None, None], arrays.joint, jnp.nan)
+    alone, beside = run(arrays), run(arrays._replace(joint=joint))
+    np.testing.assert_array_equal(beside[0][own], alone[0][own])
+    np.testing.assert_array_equal(beside[2][2], alone[2][2])
+    np.testing.assert_array_equal(beside[0][-4:], 0)
+
+
+def test_pieces_are_cut_into_tiles():
+    starts, lens = jnp.asarray([0, 130, 131, 0]), jnp.asarray([130, 1, 64, 0])
+    tiles = tiles_of(Pieces(starts, lens, *[lens] * 4), 7)
+    assert np.asarray(tiles.starts)[:5].tolist() == [0, 64, 128, 130, 131]
+    assert np.asarray(tiles.lens).tolist() == [64, 64, 2, 1, 64, 0, 0]
+    assert np.asarray(tiles.firsts)[:3].tolist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_apart", "has_tiles", "form"),
+    [
+        ("bfloat16", False, True, "tiles"),
+        ("bfloat16", False, False, "recurrent"),
+        ("float32", False, True, "recurrent"),
+        ("bfloat16", True, True, "recurrent"),
+    ],
+)
+def test_which_form_is_chosen(dtype: str, is_apart: bool, has_tiles: bool, form: str, monkeypatch: pytest.MonkeyPatch):
+    """Tensor cores are not exact enough for float32, and tiles have one decay for a head."""
+    arrays = make(Case("form", (Run(70), Run(0)), dtype=dtype, is_apart=is_apart))
+    tiles = tiles_of(arrays.pieces, 3) if has_tiles else None
+    for module, name in ((delta_tiles, "tiles"), (delta_recurrent, "recurrent")):
+        monkeypatch.setattr(module, "gated_delta", lambda *_, name=name, **__: (name, arrays.cache))
+    chosen, _ = inspect.unwrap(ops.gated_delta)(*arrays[:5], apart=arrays.apart, tiles=tiles, implementation="triton")
+    assert chosen == form
