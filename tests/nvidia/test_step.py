@@ -19,6 +19,7 @@ from bench.device.shapes import (
     MIXTRAL_8X7B,
     MIXTRAL_8X22B,
     QWEN3_5_9B,
+    QWEN3_5_35B_A3B,
 )
 from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program
@@ -217,6 +218,7 @@ FAMILIES = {
     ),
     "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
     "scan": (granite("h-tiny"), SHORTER | {"layer_types": ["mamba", "attention"]}),
+    "padded-heads": (nemotron("nano-9b-v2"), SHORTER | {"hybrid_override_pattern": "M-*"}),
     "mixers-or-blocks": (nemotron("3-nano-30b-a3b"), SHORTER | {"hybrid_override_pattern": "ME*"}),
     "decay-by-channel": (
         KIMI_LINEAR,
@@ -228,6 +230,7 @@ FAMILIES = {
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
 Mistral Small those of "window"."""
 LONG = (
+    "padded-heads",
     "experts-beside",
     "larger-experts",
     "sigmoids-and-norms",
@@ -326,7 +329,7 @@ def test_a_layer_of_a_short_convolution_has_no_more_launches_than_one_of_attenti
         assert "copy" not in deep.makers_of(slots), "slots are written where they lie, after all were read"
 
 
-@pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent"])
+@pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent", "padded-heads"])
 def test_a_whole_chunk_keeps_what_the_bound_says(name: str):
     """Copies for experts, the shared expert, or queries are the most in these blocks. Few tokens do not show it."""
     of, tokens = family(name), programs.CHUNK
