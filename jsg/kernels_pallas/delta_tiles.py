@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
 from jsg.kernels_pallas.delta_recurrent import MAX_DIM
-from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, ScanWeights, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, PieceTiles, StateCache
 from jsg.kernels_pallas.reference_convolution import last_inputs, owners
 from jsg.kernels_pallas.reference_delta import UNIT_EPS, convolved, log_gates
 from jsg.kernels_pallas.tile import QUERY_TILE
@@ -58,13 +58,10 @@ class _Prepared(NamedTuple):
     factors: Float[Array, "4 T N"]
 
 
-def takes(
-    joint: Float[Array, "T K joint"], weights: DeltaWeights | ScanWeights, cache: StateCache, apart: GatesApart | None
-) -> bool:
-    """Whether tiles can do a case. A tensor core is not exact enough for float32."""
+def takes(joint: Float[Array, "T K joint"], cache: StateCache) -> bool:
+    """Whether the kernels can do these sizes and this type: tensor cores are not exact enough for float32."""
     widths = cache.states.shape[2:]
-    is_plain = isinstance(weights, DeltaWeights) and apart is None and joint.dtype != jnp.float32
-    return is_plain and all(width & (width - 1) == 0 and 16 <= width <= MAX_DIM for width in widths)
+    return joint.dtype != jnp.float32 and all(width & (width - 1) == 0 and 16 <= width <= MAX_DIM for width in widths)
 
 
 def gated_delta(
