@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def play(engine: PuttingOff, traffic: Traffic) -> None:
 @pytest.mark.parametrize(
     "num_examples",
     [
-        10,
+        16,
         pytest.param(80, marks=pytest.mark.slow),
         pytest.param(240, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
@@ -113,12 +114,13 @@ def test_what_is_put_off_changes_no_answer(num_examples: int, monkeypatch: pytes
     @given(
         shape=shapes,
         traffic=traffics,
-        mode=st.sampled_from([(0, True), (0, False), (5, False)]),
+        mode=st.sampled_from([(5, False), (0, True), (5, False), (0, False)]),
         windows=st.sampled_from([(), (Window(1),), (Window(4),), (Window(5, is_aligned=True),)]),
+        num_states=st.sampled_from([None, 0, 4]),
     )
-    def play_all(shape: EngineShape, traffic: Traffic, mode: tuple[int, bool], windows: tuple[Window, ...]) -> None:
+    def play_all(shape: EngineShape, traffic: Traffic, mode: tuple[int, bool], **kinds: Any) -> None:
         draft_len, overlaps = mode
-        changes = {"draft_len": draft_len, "overlaps": overlaps, "windows": windows, "part_rate": 0.3}
+        changes = {"draft_len": draft_len, "overlaps": overlaps, "part_rate": 0.3, **kinds}
         engine = PuttingOff(dataclasses.replace(shape, **changes))
         play(engine, traffic)
         happened.update(engine.happened)

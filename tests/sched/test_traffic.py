@@ -257,10 +257,10 @@ def test_states_of_prefixes_change_no_answer():
     """Hybrids: each token is applied to a state once, whoever goes on from whose, and no wrong draft ever."""
     happened = play_traffic(40, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
     check_wild(happened, (*COMMON, "snapshots", "drafts", "behind wrong drafts"), 20)
-    check_wild(happened, ("read again",), 1)
 
 
 @pytest.mark.slow
 def test_states_of_prefixes_change_no_answer_at_length():
     happened = play_traffic(200, policy=ANY_POLICY, overlaps=st.booleans(), **STATES)
-    check_wild(happened, (*COMMON, "snapshots", "read again", "drafts", "behind wrong drafts"), 50)
+    check_wild(happened, (*COMMON, "snapshots", "drafts", "behind wrong drafts"), 50)
+    check_wild(happened, ("read again",), 5)
