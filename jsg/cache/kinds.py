@@ -54,11 +54,8 @@ class StateKind(Units, Protocol):
         """
         ...
 
-    def num_usable(self, match: PrefixMatch, num_tokens: int, *, is_later: bool = False) -> int:
-        """The most of the first `num_tokens` of a cached prefix behind which a request can go on.
-
-        With `is_later` it goes on in a later step than the one that is planned, which may make what that takes.
-        """
+    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
+        """The most of the first `num_tokens` of a cached prefix behind which a request can go on."""
         ...
 
     def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:

@@ -164,12 +164,9 @@ class RadixCache:
         _, overlap = self._overlap(path[-1], key, end)
         return end // INT_BYTES + overlap * self.page_size
 
-    def usable_len(self, match: PrefixMatch, num_tokens: int | None = None, *, is_later: bool = False) -> int:
-        """How many of the first `num_tokens` that match, or of all, a request can use: every kind of state is there.
-
-        With `is_later` a request that begins after the step that is planned now.
-        """
-        return _usable_len(self.kinds, match, num_tokens, is_later=is_later)
+    def usable_len(self, match: PrefixMatch, num_tokens: int | None = None) -> int:
+        """How many of the first `num_tokens` that match, or of all, a request can use: every kind of state is there."""
+        return _usable_len(self.kinds, match, num_tokens)
 
     def insert(self, tokens: np.ndarray, pages: np.ndarray, namespace: str = "") -> InsertResult:
         """Caches `tokens`, whose keys and values are in `pages`, and takes the pages that the tree does not have yet.
@@ -555,12 +552,10 @@ class RadixCache:
             self._roots.pop(node.namespace, None)
 
 
-def _usable_len(
-    kinds: Sequence[StateKind], match: PrefixMatch, num_tokens: int | None = None, *, is_later: bool = False
-) -> int:
+def _usable_len(kinds: Sequence[StateKind], match: PrefixMatch, num_tokens: int | None = None) -> int:
     """The most of the first `num_tokens` of a match, or of all, behind which all these kinds of state are there."""
     usable = match.num_tokens if num_tokens is None else num_tokens
-    while kinds and (fewer := min(kind.num_usable(match, usable, is_later=is_later) for kind in kinds)) < usable:
+    while kinds and (fewer := min(kind.num_usable(match, usable) for kind in kinds)) < usable:
         usable = fewer
     return usable
 

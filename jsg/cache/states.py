@@ -6,7 +6,7 @@ States are never copied: a slot of a running request becomes that of a prefix, a
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import final
 
 import numpy as np
@@ -16,6 +16,8 @@ from jsg.cache.kinds import PrefixMatch
 
 SLOT_TERMS = ("free", "running", "evictable", "locked")
 """What slots are, each exactly one of these."""
+SEARCHED_AT_ONCE = 1024
+"""Pages of a prefix in which the last state is looked for at a time, from its end."""
 
 
 @final
@@ -124,6 +126,11 @@ class StateSlots:
         return self._numbers.num_free, self.num_running, num_idle, self._num_cached - num_idle
 
     @property
+    def can_hold(self) -> bool:
+        """Whether a hold may keep one more state from being evicted: all together may half of them."""
+        return 2 * self.num_yielding < self.most_cached
+
+    @property
     def num_available(self) -> int:
         """See `StateKind`: states that can be kept of prefixes."""
         return self.most_cached - self._num_cached - self._num_second + sum(map(len, self._idle))
@@ -138,8 +145,8 @@ class StateSlots:
         return int(slots[0])
 
     def take_second(self) -> int | None:
-        """A second slot of a request, if there is one that no prefix needs."""
-        if not self._make_room(is_spare=True):
+        """A second slot of a request, if there is one that no row and no hold needs."""
+        if not self._make_room(is_spare=False):
             return None
         self._num_second += 1
         return self.take()
@@ -211,7 +218,9 @@ class StateSlots:
 
     def begin_step(self) -> None:
         """Lets requests read from now on what the step that was planned before makes."""
-        self._pending.clear()
+        pending, self._pending = self._pending, set()
+        for page in pending:
+            self._tell(page)
 
     def use(self, state: State, *, yields: bool = False) -> None:
         """Notes that one more row needs a state; with `yields`, that a hold does."""
@@ -254,12 +263,23 @@ class StateSlots:
 
     # What a kind of state says.
 
-    def num_usable(self, match: PrefixMatch, num_tokens: int, *, is_later: bool = False) -> int:
+    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
         """See `StateKind`."""
-        pages = match.pages[: num_tokens // self._page_size]
-        there = np.flatnonzero(self.slots[pages])[::-1].tolist()
-        pending = () if is_later else self._pending
-        return (next((index for index in there if int(pages[index]) not in pending), -1) + 1) * self._page_size
+        return self._last(match, num_tokens // self._page_size, self._pending) * self._page_size
+
+    def awaits(self, match: PrefixMatch, num_tokens: int) -> bool:
+        """Whether the step that is planned makes a state with which later ones can use at least so many tokens."""
+        return bool(self._pending) and self._last(match, len(match.pages), ()) * self._page_size >= num_tokens
+
+    def _last(self, match: PrefixMatch, num_pages: int, without: Container[int]) -> int:
+        """How many of so many leading pages end with the last one that has a state, but for these."""
+        for end in range(num_pages, 0, -SEARCHED_AT_ONCE):
+            first = max(end - SEARCHED_AT_ONCE, 0)
+            pages = match.pages[first:end]
+            for index in np.flatnonzero(self.slots[pages])[::-1].tolist():
+                if int(pages[index]) not in without:
+                    return first + index + 1
+        return 0
 
     def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:
         """See `StateKind`. A step takes no slots but those that are kept for requests."""

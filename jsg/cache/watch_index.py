@@ -73,7 +73,7 @@ class WatchIndex:
                 place = edge.at(matched)
             part.place = place
             place.groups[part.next_page(self._page_size)] = part
-        self._changed.update(dict.fromkeys(part for _, part in parts))
+        self._changed.update(dict.fromkeys([group, *(part for _, part in parts)]))  # it may have no watches now
         self.num_moved += len(parts)
 
     def removed(self, leaf: Node, parent: Node) -> None:

@@ -106,7 +106,7 @@ class WindowGroup:
                 after = -(-(num_there + num_more) // self._page_size) - first
         return max(after - before, 0) + -(-num_next // self._page_size)
 
-    def num_usable(self, match: PrefixMatch, num_tokens: int, *, is_later: bool = False) -> int:
+    def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
         """See `StateKind`."""
         return self._num_usable(match.pages[: num_tokens // self._page_size]) * self._page_size
 

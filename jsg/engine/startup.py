@@ -579,7 +579,7 @@ def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
         max_request_tokens=min(settings.context_length, plan.pool_tokens),
         page_size=settings.page_size,
         caches_prefixes=not settings.config.disable_radix_cache,
-        caches_states=plan.num_states > 0,
+        caches_states=plan.num_states > 0 and not settings.config.disable_radix_cache,
         memory_plan=plan.parts,
         embedder=settings.embedder,
     )

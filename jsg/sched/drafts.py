@@ -6,6 +6,9 @@ from jsg.sched.batch import BatchEntry, Proposal
 from jsg.sched.buckets import Buckets
 from jsg.sched.table import RequestTable
 
+MOST_AGAIN = 8
+"""A request has no drafts in a step in which more tokens run again: each wrong draft would add to these."""
+
 
 def add_drafts(
     decoding: Sequence[BatchEntry],
@@ -41,7 +44,7 @@ def add_drafts(
         num_rows = len(decoding) + num_drafts
         while count > 0 and not buckets.with_room(num_tokens + num_drafts + count, num_rows + count):
             count -= 1  # beside tokens that run again
-        if count <= 0 or not table.may_draft(place, entry.num_new + count):
+        if count <= 0 or entry.num_new > MOST_AGAIN or not table.may_draft(place, entry.num_new + count):
             continue
         running.make_room()
         running.tokens[running.num_known : running.num_known + count] = proposal.tokens[:count]

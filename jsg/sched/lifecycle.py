@@ -135,7 +135,7 @@ class Lifecycle:
 
     def retract(self, running: RunningRequest) -> None:
         """Sends a running request back to wait. Its computed prefix stays in the tree while there is room for it."""
-        self._give_back(running)
+        self._give_back(running, is_retract=True)
         self._stop(running)
         self._queue(running)
         self.totals.num_retracts += 1
@@ -202,7 +202,7 @@ class Lifecycle:
         if running.branch_of is None:
             del self.holds[running.request.rid]
 
-    def _give_back(self, running: RunningRequest, *, distrusts: bool = False) -> None:
+    def _give_back(self, running: RunningRequest, *, distrusts: bool = False, is_retract: bool = False) -> None:
         """Takes back the row and pages of a running request, and shares its computed prefix unless it distrusts it.
 
         A row to which copies are still to be made has nothing else that it could share.
@@ -211,7 +211,8 @@ class Lifecycle:
         if not distrusts and place.row not in self.table.copies:
             most = running.num_known if self.table.has_states else running.num_known - 1
             self.table.share(running, place, min(place.num_dispatched, most))
-            if running.request.turn_end in (0, running.num_prompt) or not running.num_output:
+            is_repeated = running.request.turn_end in (0, running.num_prompt)
+            if is_retract or is_repeated or not running.num_output:
                 self.table.snapshot(place, is_last=True)
         self.table.release(place, distrusts=distrusts)
 

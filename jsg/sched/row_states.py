@@ -92,7 +92,7 @@ class WindowRows:
             stride = group.stride if group.num_available >= num_next else 0
             left = []
             for place in places:
-                begin, end = place.seen_from[index], group.first_seen(place.num_dispatched)
+                begin, end = place.seen_from[index], group.first_seen(place.num_applied)
                 if end > begin + stride:
                     left.append(self._pages[place.row, begin:end])
                     place.seen_from[index] = end
@@ -232,19 +232,20 @@ class StateRows:
             place.state_source = place.state_slot
 
     def keep(self, place: Placement, *, yields: bool) -> Callable[[], None]:
-        """See `RowStates`. There may be no state, because all that are kept are needed."""
-        state = self._slots.find(self._last_page(place)) if place.num_applied % self._page_size == 0 else None
-        if state is None or state.num_tokens != place.num_applied:
+        """See `RowStates`. Without a state, or if holds keep many, it may be evicted as others may."""
+        there = self._slots.find(self._last_page(place)) if place.num_applied % self._page_size == 0 else None
+        state = there or place.state_above
+        if state is None or not state.page or (yields and not self._slots.can_hold):
             return lambda: None
         self._slots.use(state, yields=yields)
         return functools.partial(self._slots.leave, state, yields=yields)
 
     def release(self, place: Placement, *, distrusts: bool = False) -> None:
-        """See `RowStates`."""
+        """See `RowStates`. With `distrusts` the state that it has gone on from may be what is wrong."""
         self._left += filter(None, [self._end_reading(place)])
-        made = self._made.pop(place.row)
+        made, above = self._made.pop(place.row), place.state_above
         if distrusts:
-            for state in made:
+            for state in (*made, *(() if above is None else (above, *above.line))):
                 self._slots.forget(state)
         if place.row in self._second:
             self._drop_second(*self._second[place.row])

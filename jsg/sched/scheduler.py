@@ -294,7 +294,7 @@ class Scheduler:
             place = self.table.admit(running)
             if place is None:
                 return False
-            must_wait = self.table.vision.must_wait(running.request, place.num_dispatched)
+            must_wait = self.table.vision.must_wait(running.request, min(place.num_dispatched, running.num_known - 1))
             expected = self._expected_pages(running, place.num_dispatched)
             if must_wait or not self._have_room(expected) or not self._have_states(running, place):
                 self.table.release(place)
@@ -369,7 +369,7 @@ class Scheduler:
         place.num_in_flight += samples
         self._requests.ledger.record(running.whole.arrival, num_new)
         states, place.num_again = (place.state_source, place.state_slot), 0
-        self._snapshot(running, place)
+        self.table.snapshot(place)
         chunks.append(
             BatchEntry(
                 running,
@@ -387,13 +387,6 @@ class Scheduler:
             )
         )
         return num_new
-
-    def _snapshot(self, running: RunningRequest, place: Placement) -> None:
-        """Keeps what others need to go on after the chunk that is planned. A hold is of no use without it."""
-        for kind in self._cache.kinds if running.request.hold and not place.is_prefilling else ():
-            if not kind.num_available:
-                self._end_holds(1, kind)
-        self.table.snapshot(place)
 
     # Results.
 

@@ -163,7 +163,8 @@ class RequestTable:
         """
         match = self._match(running)
         num_cached, num_usable = match.num_tokens, self._num_usable(running, match)
-        if self._num_usable(running, match, is_later=True) > num_usable:
+        slots = states_of(self._allocator)
+        if slots is not None and slots.awaits(match, num_usable + LEAST_AGAIN):
             return None
         if num_usable < num_cached:
             match = self._cache.match(running.key[:num_usable], running.request.namespace)
@@ -187,10 +188,15 @@ class RequestTable:
         assert running.watch is not None, "a request waits until it is admitted"
         match = self._cache.match_watched(running.watch)
         is_whole = match.num_tokens == running.match_limit == running.num_known - 1
-        if self.has_states and is_whole and self.page_size == 1 and not self.windows:  # they see one token more then
+        if self._reads_again and is_whole:
             whole = self._cache.match(running.key[: running.num_known], running.request.namespace)
             return whole if whole.num_tokens == running.num_known else match
         return match
+
+    @property
+    def _reads_again(self) -> bool:
+        """Whether a last token can run that the state has already. Windows would see one token more then."""
+        return self.has_states and self.page_size == 1 and not self.windows
 
     def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, bool]:
         """See `Placement.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
@@ -199,12 +205,16 @@ class RequestTable:
         if request.hold:
             points[running.num_known] = True
         assert running.watch is not None and running.watch.group is not None, "it is still in the queue"
-        common = min(running.watch.group.common(running.watch, self.page_size), running.num_known)
-        for end in (num_cached, common):
-            if end - num_usable >= LEAST_AGAIN:
-                points[end] = True
-        points = {end - end % self.page_size: is_branch for end, is_branch in sorted(points.items())}
-        return {end: is_branch for end, is_branch in points.items() if end > num_usable}
+        if running.num_known - num_usable >= LEAST_AGAIN:
+            common = min(running.watch.group.common(running.watch, self.page_size), running.num_known)
+            points |= {end: True for end in (num_cached, common) if end - num_usable >= LEAST_AGAIN}
+        most = running.num_known if self._reads_again else max(running.match_limit, running.num_prompt - 1)
+        found: dict[int, bool] = {}
+        for end in sorted(points):
+            last = min(end, most) // self.page_size * self.page_size
+            if last > num_usable:
+                found[last] = points[end] or found.get(last, False)
+        return found
 
     def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
         """Keeps what other requests need to go on after the last dispatched token of a row (`RowStates.snapshot`)."""
@@ -213,10 +223,10 @@ class RequestTable:
             for states in self.states:
                 states.snapshot(place, is_last=is_last)
 
-    def _num_usable(self, running: RunningRequest, match: PrefixMatch, *, is_later: bool = False) -> int:
-        """How many tokens of a cached prefix a request can use, in the step that is planned or in a later one."""
-        usable, trusted = match.num_tokens, running.trusted
-        while (fewer := self._cache.usable_len(match, trusted(usable, self.page_size), is_later=is_later)) < usable:
+    def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
+        """How many tokens of a cached prefix a request can use."""
+        usable = match.num_tokens
+        while (fewer := self._cache.usable_len(match, running.trusted(usable, self.page_size))) < usable:
             usable = fewer
         return usable
 

@@ -108,21 +108,39 @@ def test_a_prefix_is_usable_up_to_its_last_state_that_is_there():
     put(slots, 14, is_pending=True)
     prefix = match(11, 12, 13, 14, 15)
     assert [slots.num_usable(prefix, count) for count in range(6)] == [0, 0, 2, 2, 2, 2]
-    assert slots.num_usable(prefix, 5, is_later=True) == 4
+    assert slots.awaits(prefix, 4) and not slots.awaits(prefix, 5)
     slots.begin_step()
+    assert not slots.awaits(prefix, 4)
     assert slots.num_usable(prefix, 5) == 4
     assert make(page_size=4).num_usable(prefix, 20) == 0
 
 
-def test_a_second_slot_is_one_that_no_prefix_needs():
+def test_a_second_slot_is_one_that_nobody_needs_now():
     slots = make(most_cached=2)
-    put(slots, 1)
-    put(slots, 2, is_covered=True)
+    slots.use(put(slots, 1))
+    put(slots, 2)
     own, second = slots.take(), slots.take_second()
     check_states(slots)
-    assert second is not None and kept(slots) == [1] and slots.num_available == 1
-    assert slots.take_second() is None, "a draft is not worth a state of a prefix"
+    assert second is not None and kept(slots) == [1] and slots.num_available == 0
+    assert slots.take_second() is None
     slots.give(own, is_second=True)
     slots.give(second)
     check_states(slots)
-    assert slots.counts == (3, 0, 1, 0)
+    assert slots.counts == (3, 0, 0, 1)
+
+
+def test_states_are_told_of_when_they_can_be_read():
+    slots, told = make(), []
+    slots.observe(lambda pages, _: told.append((pages.tolist(), slots.num_usable(match(7), 1))))
+    state = put(slots, 7, is_pending=True)
+    slots.begin_step()
+    slots.forget(state)
+    assert told == [([7], 0), ([7], 1), ([7], 0)]
+
+
+def test_holds_keep_half_of_the_states_at_most():
+    slots = make(most_cached=4)
+    for page in (1, 2):
+        assert slots.can_hold
+        slots.use(put(slots, page), yields=True)
+    assert not slots.can_hold and slots.num_available == 2

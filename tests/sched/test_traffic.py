@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jsg.config import POLICIES
-from jsg.sched import admission
+from jsg.sched import admission, table
 from jsg.types import FinishType, Request, SamplingParams
 from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
@@ -152,7 +152,8 @@ def play_traffic(num_examples: int, **fields: st.SearchStrategy[Any]) -> Counter
             for batch in engine.batches
         )
 
-    with mock.patch.object(admission, "DECAY_STEPS", 5):  # else one retract makes an engine careful for the whole run
+    # Else one retract makes an engine careful for the whole run, and no prompt is long enough for a state of its own.
+    with mock.patch.object(admission, "DECAY_STEPS", 5), mock.patch.object(table, "LEAST_AGAIN", 3):
         play()
     return happened
 

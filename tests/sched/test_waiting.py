@@ -256,3 +256,22 @@ def test_a_long_queue_of_dfs_weight_is_not_sorted_for_every_change():
     assert 20 < len(calls) < 60
     assert len(queue.drain()) < 640, "the newest wait for the next time"
     queue.queue.begin_round()
+
+
+def test_watches_that_part_after_most_have_ended_leave_no_key():
+    """Clients leave, and then a prompt that runs goes on along the prefix of the others."""
+    cache = RadixCache(1, PageAllocator(100))
+    queue = WaitingQueue(make_order("lpm", 0, cache), cache)
+    prompts = [(1, 1, 0, 6), *((1, 2, i, 6) for i in range(1, 6)), (1, 3, 0), (6, 6)]
+    waiting = [make_request(tokens, arrival) for arrival, tokens in enumerate(prompts)]
+    for running in waiting:
+        queue.add(running)
+    queue.first()
+    for running in waiting[1:6]:
+        queue.remove(running)
+    assert queue.first() is waiting[0]
+    cache.insert(np.array([1, 1, 0], np.int32), np.arange(1, 4, dtype=np.int32))
+    for running in (waiting[0], waiting[6], waiting[7]):
+        assert queue.first() is running
+        queue.remove(running)
+    assert queue.first() is None

@@ -322,8 +322,10 @@ def _num_states(config: EngineConfig, max_running: int, bytes_per_state: int, le
     """
     if config.max_states and not bytes_per_state:
         raise ConfigError("--max-states needs a model with linear attention or convolutions; leave it out")
-    if not bytes_per_state or config.disable_radix_cache:
+    if not bytes_per_state:
         return 0
+    if config.disable_radix_cache:
+        return LEAST_STATES  # for drafts
     if config.max_states is not None:
         return config.max_states
     most = max(int(left_bytes * STATES_FRACTION) // bytes_per_state, LEAST_STATES)
