@@ -94,6 +94,7 @@ class StateSlots:
         most_cached: The most states of prefixes.
         num_running: Slots of running requests.
         num_yielding: Locked states that only holds need.
+        num_kept: How many states of prefixes were ever kept.
         orders: See `StateKind`.
     """
 
@@ -103,7 +104,7 @@ class StateSlots:
         """Starts without states. The pages are those of tokens, page 0 included."""
         self.slots = np.zeros(num_pages, np.int32)
         self.most_cached = most_cached
-        self.num_running = self.num_yielding = 0
+        self.num_running = self.num_yielding = self.num_kept = 0
         self._page_size = page_size
         self._numbers = PageAllocator(1 + max_running + most_cached)
         self._states: dict[int, State] = {}
@@ -122,6 +123,11 @@ class StateSlots:
         """The slots of each of `SLOT_TERMS`, which together are all."""
         num_idle = sum(map(len, self._idle))
         return self._numbers.num_free, self.num_running, num_idle, self._num_cached - num_idle
+
+    @property
+    def num_forgotten(self) -> int:
+        """How many of the states that were kept are gone: for another one, with their tokens, or by a flush."""
+        return self.num_kept - len(self._states)
 
     @property
     def num_available(self) -> int:
@@ -167,6 +173,7 @@ class StateSlots:
             return False
         self.num_running -= 1
         self._num_cached += 1
+        self.num_kept += 1
         self._states[state.page] = state
         self.slots[state.page] = state.slot
         if is_pending:

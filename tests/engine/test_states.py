@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jsg.cache.states import SLOT_TERMS
+from jsg.engine.child.protocol import CORE_STATS, STATE_STATS
 from jsg.engine.core import EngineCore
 from jsg.engine.grammars.constraints import MaskRows
 from jsg.errors import RequestError
@@ -212,6 +214,30 @@ def test_joined_prompts_are_refused_by_name(core: EngineCore):
     with pytest.raises(RequestError, match="layers with a state of each request"):
         core.add(question("joined", 20, joined=(4, 8, 12), logprob_start_len=-1))
     assert not core.has_work
+
+
+def test_the_gauges_tell_who_has_the_slots(core: EngineCore):
+    assert core.flush_cache()
+    before = core.stats()
+    assert before.keys() - CORE_STATS.keys() == STATE_STATS.keys()
+    prompt = question("hold", 30).input_ids
+    core.add(Request(rid="hold", input_ids=prompt, hold=True, sampling=SamplingParams(max_new_tokens=0)))
+    while core.stats()["num_running_states"] or not core.stats()["num_holds"]:
+        core.step()
+    core.add(question("one"))
+    core.step()
+    during = core.stats()
+    assert (during["num_running_states"], during["num_evictable_states"]) == (1, 0)
+    assert during["num_locked_states"] >= 1 and sum(during[f"num_{term}_states"] for term in SLOT_TERMS) == 12
+    core.abort("one")
+    core.abort("hold")
+    while core.has_work:
+        core.step()
+    after = core.stats()
+    assert sum(after[f"num_{term}_states"] for term in SLOT_TERMS) == 12 and not after["num_locked_states"]
+    assert core.flush_cache()
+    kept, forgotten = (core.stats()[f"num_{name}_states"] - before[f"num_{name}_states"] for name in ("kept", "forgotten"))
+    assert kept == forgotten == after["num_evictable_states"] > 0
 
 
 def test_the_plan_has_the_bytes_of_the_states(core: EngineCore):
