@@ -369,12 +369,12 @@ class RadixCache:
         self._watches.change_all()
 
     def usable_at(self, node: Node) -> int:
-        """How many tokens of the path to the end of `node` a prompt can use that goes on there."""
-        return self.usable_len(self._match_to(node))
+        """How many tokens of the path to the end of `node` a prompt can use that goes on there in a later step."""
+        return self.usable_len(self._match_to(node), is_later=True)
 
     def is_usable(self, node: Node) -> bool:
         """Whether it can use all of them."""
-        return not self.kinds or self.usable_len(match := self._match_to(node)) == match.num_tokens
+        return not self.kinds or self.usable_len(match := self._match_to(node), is_later=True) == match.num_tokens
 
     def _match_to(self, node: Node) -> PrefixMatch:
         pages = _join_pages(_path_to_root(node)[::-1])
