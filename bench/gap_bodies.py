@@ -248,7 +248,7 @@ def scored_long_chat(rng: random.Random) -> Post:
 def scored_response(_rng: random.Random) -> Post:
     """A stored response of at most 20 000 tokens with 20 alternatives for each."""
     asked = {"max_output_tokens": 20_000, "top_logprobs": 20, "include": ["message.output_text.logprobs"]}
-    return "/v1/responses", {"input": "hi", "ignore_eos": True, **asked}
+    return "/v1/responses", {"input": "hi", **asked}
 
 
 def stop_patterns(rng: random.Random) -> Post:

@@ -10,7 +10,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.clock import alternate, pin_to_one_core, timed
@@ -48,7 +48,7 @@ def measure_steps(report: Report, folder: Path, rounds: int) -> None:
         core.close()
 
 
-def _compare(report: Report, what: str, runs: dict[str, Callable[[], object]], rounds: int, steps: int) -> None:
+def _compare(report: Report, what: str, runs: Mapping[str, Callable[[], object]], rounds: int, steps: int) -> None:
     samples = alternate({name: timed(run) for name, run in runs.items()}, rounds=rounds, per_round=1)
     for name, own in samples.items():
         wall = statistics.median(sample.wall_ms for sample in own) / steps

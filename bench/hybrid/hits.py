@@ -39,11 +39,16 @@ def play(waves: Iterable[Wave], num_states: int | None) -> Found:
 
 def _play_wave(scheduler: Scheduler, wave: Wave, number: int) -> Found:
     answers = {f"{number}-{index}": asked.answer for index, asked in enumerate(wave)}
-    for rid, (prompt, answer, *points, hold) in zip(answers, wave, strict=True):
-        sampling = SamplingParams(max_new_tokens=len(answer))
-        known = dict(zip(("snapshot_at", "turn_end"), points, strict=True))
-        prompt_ids = PromptIds.of(prompt.tolist())
-        scheduler.add(Request(rid=rid, input_ids=prompt_ids, sampling=sampling, hold=hold, **known))
+    for rid, asked in zip(answers, wave, strict=True):
+        request = Request(
+            rid=rid,
+            input_ids=PromptIds.of(asked.prompt.tolist()),
+            sampling=SamplingParams(max_new_tokens=len(asked.answer)),
+            snapshot_at=asked.snapshot_at,
+            turn_end=asked.turn_end,
+            hold=asked.hold,
+        )
+        scheduler.add(request)
     found: dict[str, tuple[int, int]] = {}
     while (batch := scheduler.plan()) is not None:
         tokens = [0] * batch.key.num_rows

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
 from jsg.kernels_pallas.delta_recurrent import MAX_DIM
-from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, ScanWeights, StateCache
+from jsg.kernels_pallas.inputs import DeltaWeights, Pieces, PieceTiles, StateCache
 from jsg.kernels_pallas.reference_convolution import last_inputs, owners
 from jsg.kernels_pallas.reference_delta import UNIT_EPS, convolved, log_gates
 from jsg.kernels_pallas.tile import QUERY_TILE
@@ -44,27 +44,10 @@ class _Static(NamedTuple):
     block_v: int
 
 
-class _Prepared(NamedTuple):
-    """What does not depend on the states, of each token in each head. It passes through memory.
-
-    Attributes:
-        rows: The row of T, each number times the strength of its token; behind it how the output of the token weighs
-            what its tile writes, from the first token on.
-        factors: Four numbers: of what is known of its key in the state before, of what its query finds there, of what
-            it writes in the state after its tile, and the decay from before its tile on.
-    """
-
-    rows: Float[Array, "T N two_t"]
-    factors: Float[Array, "4 T N"]
-
-
-def takes(
-    joint: Float[Array, "T K joint"], weights: DeltaWeights | ScanWeights, cache: StateCache, apart: GatesApart | None
-) -> bool:
-    """Whether tiles can do a case. A tensor core is not exact enough for float32."""
+def takes(joint: Float[Array, "T K joint"], cache: StateCache) -> bool:
+    """Whether the kernels can do these sizes and this type: tensor cores are not exact enough for float32."""
     widths = cache.states.shape[2:]
-    is_plain = isinstance(weights, DeltaWeights) and apart is None and joint.dtype != jnp.float32
-    return is_plain and all(width & (width - 1) == 0 and 16 <= width <= MAX_DIM for width in widths)
+    return joint.dtype != jnp.float32 and all(width & (width - 1) == 0 and 16 <= width <= MAX_DIM for width in widths)
 
 
 def gated_delta(
@@ -123,14 +106,18 @@ def gated_delta(
 
 
 def delta_inverse_kernel(static: _Static, *refs: jax.Ref) -> None:
-    """One program: `_Prepared` of a tile in one value head. T is found row after row.
+    """One program: what does not depend on the state, of a tile in one value head. T is found row after row.
+
+    Results: for each token its row of T, each number times the strength of its token, and behind it how its output
+    weighs what the tile writes. And four factors: of what is known of its key in the state before, of what its query
+    finds there, of what it writes in the state after, and the decay from before the tile on.
 
     Grid: (tiles, N). Blocks: all arrays stay in device memory. Owns: the rows of its tokens, and no others.
 
     Masked: tokens past the last of the tile, by loads of zeros.
     """
-    mixed, decays, strengths, starts, lens, *outs = refs
-    out, tile, head = _Prepared(*outs), pl.program_id(0), pl.program_id(1)
+    mixed, decays, strengths, starts, lens, rows, out = refs
+    tile, head = pl.program_id(0), pl.program_id(1)
     length = plgpu.load(lens.at[tile])
 
     @pl.when(length > 0)
@@ -148,10 +135,10 @@ def delta_inverse_kernel(static: _Static, *refs: jax.Ref) -> None:
         query_unit, key_unit = _unit(query) * static.keys**-0.5, _unit(key)
         factors = key_unit * begin, query_unit * begin, key_unit * until_end, begin
         for index, numbers in enumerate(factors):
-            plgpu.store(out.factors.at[index, token, head], numbers, mask=is_live)
+            plgpu.store(out.at[index, token, head], numbers, mask=is_live)
         weights = _dot(query, key, trans_b=True) * query_unit[:, None] * key_unit[None]
         weights = jnp.where(row[:, None] >= row[None], weights * since, 0)
-        plgpu.store(out.rows.at[token[:, None], head, QUERY_TILE + row[None]], weights, mask=is_live[:, None])
+        plgpu.store(rows.at[token[:, None], head, QUERY_TILE + row[None]], weights, mask=is_live[:, None])
         matrix = _dot(key, key, trans_b=True) * (key_unit * strength)[:, None] * key_unit[None]
         matrix = jnp.where(is_later, matrix * since, 0)
 
@@ -162,7 +149,7 @@ def delta_inverse_kernel(static: _Static, *refs: jax.Ref) -> None:
 
         solved = (row[:, None] == row[None]).astype(jnp.float32)
         solved = lax.fori_loop(jnp.int32(1), length, one_row, solved) * strength[None]
-        plgpu.store(out.rows.at[token[:, None], head, row[None]], solved, mask=is_live[:, None])
+        plgpu.store(rows.at[token[:, None], head, row[None]], solved, mask=is_live[:, None])
 
 
 def delta_tiles_kernel(static: _Static, *refs: jax.Ref) -> None:
@@ -177,9 +164,9 @@ def delta_tiles_kernel(static: _Static, *refs: jax.Ref) -> None:
     Masked: tokens past the last of a tile, by loads of zeros, and the state before position 0, by `where`, because a
     slot may hold anything.
     """
-    mixed, weights, factors, starts, lens, firsts, *fields, _, out, squares, states = refs
+    mixed, weights, factors, starts, lens, firsts, *fields, _aliased, out, squares, states = refs
     index, head, block = (pl.program_id(axis) for axis in range(3))
-    _, length, source, target, position, is_known = (plgpu.load(field.at[index]) for field in fields)
+    _start, length, source, target, position, is_known = (plgpu.load(field.at[index]) for field in fields)
     key_head, member = head // static.group, head % static.group
     row, width = jnp.arange(QUERY_TILE), min(static.keys, PART)
     parts = [first + jnp.arange(width) for first in range(0, static.keys, width)]

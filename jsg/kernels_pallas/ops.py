@@ -259,7 +259,8 @@ def gated_delta(
             from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
             with _falling_back("gated_delta", "triton", implementation):
-                if tiles is not None and delta_tiles.takes(joint, weights, cache, apart):
+                in_tiles = apart is None and delta_tiles.takes(joint, cache)
+                if tiles is not None and in_tiles and isinstance(weights, DeltaWeights):
                     return delta_tiles.gated_delta(*given, weights, *kept, tiles, interpret=_interprets())
                 return delta_recurrent.gated_delta(
                     *given, weights, *kept, apart, has_one_token=has_one_token, interpret=_interprets()

@@ -402,7 +402,7 @@ class RequestTable:
         place.num_again = max(place.num_again - num_tokens, 0)
 
     def may_draft(self, place: Placement, num_new: int) -> bool:
-        """Whether the next step of a row may have so many tokens with drafts, until whose commit what it reads is kept."""
+        """Whether the next step of a row may have so many tokens with drafts. What it reads is kept until then."""
         return all(states.double(place, num_new) for states in self.states)
 
     def _allocate(self, num_pages: int) -> np.ndarray:

@@ -43,7 +43,7 @@ def run(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     [
         pytest.param(case, marks=[] if case.name in FAST else [pytest.mark.slow], id=case.name)
         for case in CASES
-        if not case.is_apart
+        if case.has_delta and not case.is_apart
     ],
 )
 def test_tiles_are_the_definition(case: Case):

@@ -19,6 +19,7 @@ from bench.device.shapes import (
     MIXTRAL_8X7B,
     MIXTRAL_8X22B,
     QWEN3_5_9B,
+    QWEN3_5_35B_A3B,
 )
 from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program
@@ -29,6 +30,7 @@ from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import FULL, LAYER_KINDS
 from jsg.sched.buckets import BucketKey, Phase, make_deterministic_buckets
 from tests.models.published import PUBLISHED
+from tests.models.test_hybrid_shapes import granite, nemotron
 
 MAX_LAUNCHES = 10
 """Of a dense layer: two norms, four matmuls, rotation with the write to the pool, the activation, and attention in two:
@@ -215,6 +217,9 @@ FAMILIES = {
         SHORTER | {"layer_types": [FULL, FULL], "num_kv_shared_layers": 1},
     ),
     "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
+    "scan": (granite("h-tiny"), SHORTER | {"layer_types": ["mamba", "attention"]}),
+    "padded-heads": (nemotron("nano-9b-v2"), SHORTER | {"hybrid_override_pattern": "M-*"}),
+    "mixers-or-blocks": (nemotron("3-nano-30b-a3b"), SHORTER | {"hybrid_override_pattern": "ME*"}),
     "decay-by-channel": (
         KIMI_LINEAR,
         {"linear_attn_config": None, "layer_types": ["linear_attention", "full_attention"]},
@@ -225,6 +230,7 @@ FAMILIES = {
 """A family that is not here has the records of one that is, up to sizes: Seed-OSS those of "biases", Ministral and
 Mistral Small those of "window"."""
 LONG = (
+    "padded-heads",
     "experts-beside",
     "larger-experts",
     "sigmoids-and-norms",
@@ -301,12 +307,12 @@ def test_prompts_of_linear_attention(file: dict[str, Any], num_tokens: int):
     """Two launches for each layer, and in deterministic mode one. The memory plan knows the temporaries."""
     is_deterministic = num_tokens < programs.CHUNK
     buckets = make_deterministic_buckets(256, 512, 512) if is_deterministic else programs.BUCKETS
-    of = programs.make_model(file, buckets=buckets, num_hidden_layers=3, **SHORTER)
+    of = programs.make_model(file, buckets=buckets, layers=(0, 1, 2, 3))
     program = of.programs.program(("forward", buckets.extend[-1]))
     check_forward(program, of)
     names = Counter(launch.name for launch in program.launches if launch.name.startswith("delta"))
-    in_tiles = {"delta_inverse_kernel": 2, "delta_tiles_kernel": 2}
-    assert names == ({"delta_kernel": 2} if is_deterministic else in_tiles)
+    in_tiles = {"delta_inverse_kernel": 3, "delta_tiles_kernel": 3}
+    assert names == ({"delta_kernel": 3} if is_deterministic else in_tiles)
     bound = extend_bound(of.config, num_tokens, jnp.bfloat16.dtype.itemsize)
     assert (0 if is_deterministic else 2 * bound / 3) <= program.temporary_bytes <= bound
 
@@ -323,7 +329,7 @@ def test_a_layer_of_a_short_convolution_has_no_more_launches_than_one_of_attenti
         assert "copy" not in deep.makers_of(slots), "slots are written where they lie, after all were read"
 
 
-@pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent"])
+@pytest.mark.parametrize("name", ["many-experts", "shared-expert", "latent", "padded-heads"])
 def test_a_whole_chunk_keeps_what_the_bound_says(name: str):
     """Copies for experts, the shared expert, or queries are the most in these blocks. Few tokens do not show it."""
     of, tokens = family(name), programs.CHUNK

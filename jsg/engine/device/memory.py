@@ -15,6 +15,7 @@ from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS, QUERY_TILE
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.mamba_spec import MambaSpec
 from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
@@ -197,12 +198,15 @@ def _kept_numbers(layer: LayerSpec, width: int, products: int, num_devices: int)
     Experts read copies of the token, which every device has whole; the product in a shared expert may be there beside
     them. Latent attention keeps the queries as they are made, the part of them that is moved into the space of rows,
     and that beside the other part. The gated delta rule keeps projections before and after their convolution, two rows
-    of float32 for each head, and outputs before and after their norm, beside the stream and what is normed of it.
+    of float32 for each head, and outputs before and after their norm, beside the stream and what is normed of it. A
+    selective scan keeps its projections, and outputs in float32 before and after their gates.
     """
     attention, kept = layer.attention, 0
     if isinstance(attention, DeltaSpec):
         of_heads = attention.heads * (3 * attention.value_dim + 2 * 2 * QUERY_TILE)
         kept = (2 * attention.mixed + of_heads) // num_devices + 4 * width
+    if isinstance(attention, MambaSpec):
+        kept = (attention.mixed + 5 * attention.heads * attention.value_dim) // num_devices
     if isinstance(attention, LatentSpec):
         of_head = 2 * attention.rank + 2 * attention.rope_dim + attention.plain_dim
         kept = attention.heads * of_head // num_devices

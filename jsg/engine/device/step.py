@@ -133,8 +133,9 @@ def forward(
         WindowInputs(of_group, attention.single_rows + first, attention.tile_rows + first)
         for first, of_group in zip(first_rows[1:], slots[1:], strict=True)
     )
-    in_tiles = pieces is not None and key.num_tiles and not is_deterministic
-    tiles = tiles_of(pieces, key.num_tiles) if in_tiles else None
+    tiles = None
+    if pieces is not None and key.num_tiles and not is_deterministic:
+        tiles = tiles_of(pieces, key.num_tiles)
     inputs = inputs._replace(vision=vision, windows=windows, pieces=pieces, piece_tiles=tiles)
     hidden, pool = model(inputs, pool)
     return model.logits(hidden[parts.logit_index]), hidden, pool, page_table

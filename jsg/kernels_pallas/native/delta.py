@@ -77,7 +77,9 @@ class _Call(NamedTuple):
     @classmethod
     def of(cls, buffers: list[Buffer]) -> "_Call":
         """The buffers in the order in which XLA has them."""
-        return cls(*buffers[:7], buffers[7:13], *buffers[15:])
+        joint, gates, decay, strength, taps, norm, eps = buffers[:7]
+        out, inputs, states = buffers[15:]
+        return cls(joint, gates, decay, strength, taps, norm, eps, buffers[7:13], out, inputs, states)
 
     @property
     def lens(self) -> Buffer:

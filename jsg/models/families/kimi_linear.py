@@ -4,6 +4,7 @@ The delta rule with such decays is KDA in Kimi Team 2025, "Kimi Linear" (arXiv:2
 """
 
 import dataclasses
+from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
