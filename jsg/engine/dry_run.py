@@ -105,7 +105,8 @@ class DryRun:
             lines.append("All figures here are those of the model without the refused fields.")
         if self.fits:
             lines += ["", LEGEND.format(self.context_length)]
-            lines += ["Behind + is how many states of prefixes are kept."] if any(fit.states for fit in self.fits) else []
+        if any(fit.states for fit in self.fits):
+            lines.append("Behind + is how many states of prefixes are kept.")
         for quantization in self.weights:
             lines += ["", *self._table(quantization)]
         return "\n".join(lines)

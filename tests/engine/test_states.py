@@ -276,7 +276,8 @@ def test_the_gauges_tell_who_has_the_slots(core: EngineCore):
     after = core.stats()
     assert sum(after[f"num_{term}_states"] for term in SLOT_TERMS) == 12 and not after["num_locked_states"]
     assert core.flush_cache()
-    kept, forgotten = (core.stats()[f"num_{name}_states"] - before[f"num_{name}_states"] for name in ("kept", "forgotten"))
+    names = ("num_kept_states", "num_forgotten_states")
+    kept, forgotten = (core.stats()[name] - before[name] for name in names)
     assert kept == forgotten == after["num_evictable_states"] > 0
 
 

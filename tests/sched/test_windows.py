@@ -148,9 +148,7 @@ class Router:
 @pytest.mark.parametrize(
     "kinds",
     [
-        pytest.param(
-            {"windows": (Window(3), Window(6), Window(5, is_aligned=True)), "part_rate": 0.4}, id="windows"
-        ),
+        pytest.param({"windows": (Window(3), Window(6), Window(5, is_aligned=True)), "part_rate": 0.4}, id="windows"),
         pytest.param({"num_states": 6}, id="states"),
     ],
 )
