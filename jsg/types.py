@@ -444,13 +444,13 @@ class CacheReport:
         matchable_tokens: How many prompt tokens may come from the cache. These are whole pages, without the last token,
             which must run to give logits, and without tokens whose log-probabilities are asked for.
         first_difference: Index of the first prompt token that is not cached; None if all matchable tokens are, or if
-            more are than can be used, because layers with a window have forgotten what is before them.
+            more are than can be used (`unusable_tokens`).
         cached_continuations: At most 8 token ids that are cached at that index instead, in the same namespace.
         evicted_at: When the continuation at that index was evicted, in seconds since the epoch; None if no such
             eviction is remembered.
         evicted_tokens: How many of its tokens were evicted together.
         unusable_tokens: How many more tokens are cached than can be used, because layers with a window have forgotten
-            what is before them.
+            what is before them, or because no state was kept behind them that recurrent layers need.
     """
 
     matched_tokens: int

@@ -96,6 +96,7 @@ class StateSlots:
         most_cached: The most states of prefixes.
         num_running: Slots of running requests.
         num_yielding: Locked states that only holds need.
+        num_kept: How many states of prefixes were ever kept.
         orders: See `StateKind`.
     """
 
@@ -105,7 +106,7 @@ class StateSlots:
         """Starts without states. The pages are those of tokens, page 0 included."""
         self.slots = np.zeros(num_pages, np.int32)
         self.most_cached = most_cached
-        self.num_running = self.num_yielding = 0
+        self.num_running = self.num_yielding = self.num_kept = 0
         self._page_size = page_size
         self._numbers = PageAllocator(1 + max_running + most_cached)
         self._states: dict[int, State] = {}
@@ -129,6 +130,11 @@ class StateSlots:
     def can_hold(self) -> bool:
         """Whether a hold may keep one more state from being evicted: all together may half of them."""
         return 2 * self.num_yielding < self.most_cached
+
+    @property
+    def num_forgotten(self) -> int:
+        """How many of the states that were kept are gone: for another one, with their tokens, or by a flush."""
+        return self.num_kept - len(self._states)
 
     @property
     def num_available(self) -> int:
@@ -174,6 +180,7 @@ class StateSlots:
             return False
         self.num_running -= 1
         self._num_cached += 1
+        self.num_kept += 1
         self._states[state.page] = state
         self.slots[state.page] = state.slot
         if is_pending:

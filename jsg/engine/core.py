@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jsg.cache.radix import RadixCache
+from jsg.cache.states import SLOT_TERMS
 from jsg.cache.tree_log import TreeLog
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
@@ -216,7 +217,7 @@ class EngineCore:
             self._runner.write_pages(range(1, len(table.pages)), table.pages, table.maps)
 
     def stats(self) -> dict[str, int | float]:
-        """Gauges and totals: see `protocol.CORE_STATS`."""
+        """Gauges and totals: see `protocol.CORE_STATS`, and for a model with states `STATE_STATS`."""
         cache, totals = self._cache.stats(), self.scheduler.totals
         return {
             "num_running": len(self.scheduler.running),
@@ -230,6 +231,7 @@ class EngineCore:
             "num_inserted_tokens": cache.inserted_tokens,
             "num_evicted_tokens": cache.evicted_tokens,
             **self._pool_stats(),
+            **self._state_stats(),
             **self.grammars.stats(self._runner.masks),
             **self._vision_stats(),
             "num_lowered": self._executables.num_lowered,
@@ -249,6 +251,13 @@ class EngineCore:
             "num_uncached_tokens": table.num_uncached_pages * size,
             "kv_usage": max([held / table.num_pages, *(group.num_in_use / group.num_total for group in table.windows)]),
         }
+
+    def _state_stats(self) -> dict[str, int]:
+        """How the slots of states are used; nothing if the model has none."""
+        if (slots := self.scheduler.table.slots) is None:
+            return {}
+        terms = {f"num_{term}_states": count for term, count in zip(SLOT_TERMS, slots.counts, strict=True)}
+        return {**terms, "num_kept_states": slots.num_kept, "num_forgotten_states": slots.num_forgotten}
 
     def _pool(self) -> dict[str, Any]:
         """The equation that `RowTable.check_integrity` asserts, in tokens: the terms and their sum."""

@@ -57,6 +57,7 @@ class Fit:
         quantization: As `--quantization`.
         tp_size: How many there are.
         tokens: For how many tokens of the KV pool there is room beside the weights.
+        states: How many states of prefixes are kept beside them, if layers keep a state of each request.
         fits: Whether these are as many as a request may have.
         refusal: Why the model does not run on such cards whatever memory they have; empty if it does.
     """
@@ -65,6 +66,7 @@ class Fit:
     quantization: str
     tp_size: int
     tokens: int = 0
+    states: int = 0
     fits: bool = False
     refusal: str = ""
 
@@ -103,6 +105,8 @@ class DryRun:
             lines.append("All figures here are those of the model without the refused fields.")
         if self.fits:
             lines += ["", LEGEND.format(self.context_length)]
+        if any(fit.states for fit in self.fits):
+            lines.append("Behind + is how many states of prefixes are kept.")
         for quantization in self.weights:
             lines += ["", *self._table(quantization)]
         return "\n".join(lines)
@@ -127,10 +131,14 @@ class DryRun:
             f"{_size(size)} in {self.dtype if name == 'none' else name}" for name, size in self.weights.items()
         )
         whole = _size(self.request_bytes)
-        return [
+        lines = [
             f"weights: {weights}",
             f"KV:      {self.kv_bytes} bytes a token, {whole} for a request of {self.context_length} tokens",
         ]
+        if self.model is not None and (size := self.model.state_bytes(2)):
+            tokens = size // self.kv_bytes
+            lines.append(f"states:  {_size(size)} a request and a prefix that is kept, as KV of {tokens} tokens")
+        return lines
 
     def _table(self, quantization: str) -> list[str]:
         """For each card and number of cards, the tokens of the KV pool, in brackets if they hold no whole request."""
@@ -158,7 +166,7 @@ def _cell(fit: Fit) -> str:
         return "x"
     if not fit.tokens:
         return "-"
-    return str(fit.tokens) if fit.fits else f"({fit.tokens})"
+    return f"{fit.tokens}{f'+{fit.states}' if fit.states else ''}" if fit.fits else f"({fit.tokens})"
 
 
 def dry_run(config: EngineConfig) -> DryRun:
@@ -269,7 +277,7 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
                 model, settings.buckets, dtype.itemsize, restored_bytes=restored, num_devices=config.tp_size
             )
             plan = plan_of(settings, usable_bytes(config.mem_fraction_static, device), weights, bound)
-            found.append(Fit(card=name, tokens=plan.pool_tokens, fits=True, **options))
+            found.append(Fit(card=name, tokens=plan.pool_tokens, states=plan.num_states, fits=True, **options))
         except MemoryPlanError as error:
             found.append(Fit(card=name, tokens=error.left_tokens, **options))
         except ConfigError as error:
@@ -343,8 +351,7 @@ def _shown(model: ModelSpec) -> list[str]:
     text += "".join(f", {heads} heads of {dim} ({kv_heads} of keys and values)" for heads, kv_heads, dim in heads)
     text += "".join(f", {count} layers with a window of {window}" for window, count in windows.items())
     if shape["num_state_layers"]:
-        text += f", {shape['num_state_layers']} layers that keep a state of each request, together "
-        text += f"{shape['state_bytes'] / 2**20:.1f} MiB"
+        text += f", {shape['num_state_layers']} layers that keep a state of each request"
     text += "".join(f", {count} experts of which a token uses {per_token}" for count, per_token in experts)
     text += ", and a tower that sees images" if shape["sees_images"] else ""
     return [text, f"context: {model.max_position_embeddings} tokens", *(f"note:    {note}" for note in model.notes)]

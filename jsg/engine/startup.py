@@ -230,11 +230,12 @@ def start(config: EngineConfig, report: Report) -> Parts:
     size, groups = settings.page_size, settings.model.page_groups
     num_slots = (settings.max_running, plan.num_states) if settings.model.state_shapes else None
     allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups, num_slots=num_slots)
-    cache = RadixCache(size, allocator, kinds=kinds_of(allocator), enabled=not config.disable_radix_cache)
+    info = _info(settings, plan)
+    cache = RadixCache(size, allocator, kinds=kinds_of(allocator), enabled=info.caches_prefixes)
     kernels.wait()
     lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(
-        info=_info(settings, plan),
+        info=info,
         decode_steps=_decode_steps(settings, plan, runner),
         scheduler=Scheduler(_scheduler_config(settings), allocator, cache),
         cache=cache,
@@ -566,6 +567,7 @@ def _decode_steps(settings: Settings, plan: MemoryPlan, runner: ModelRunner) -> 
 
 
 def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
+    caches_states = plan.num_states > 0
     return ModelInfo(
         model_path=settings.config.model_path,
         context_length=settings.context_length,
@@ -578,8 +580,8 @@ def _info(settings: Settings, plan: MemoryPlan) -> ModelInfo:
         max_total_tokens=plan.pool_tokens,
         max_request_tokens=min(settings.context_length, plan.pool_tokens),
         page_size=settings.page_size,
-        caches_prefixes=not settings.config.disable_radix_cache,
-        caches_states=plan.num_states > 0 and not settings.config.disable_radix_cache,
+        caches_prefixes=not settings.config.disable_radix_cache and (caches_states or not settings.model.state_shapes),
+        caches_states=caches_states,
         memory_plan=plan.parts,
         embedder=settings.embedder,
     )

@@ -26,8 +26,8 @@ from jsg.models.without_effect import refuse_unknown
 
 CAUSAL_RULE = "be true, for a token sees only those before it"
 STATES_NOTE = (
-    "some layers keep a state of each request: a cached prefix is of use where one was kept, and text that a grammar "
-    "forces is computed token by token"
+    "some layers keep a state of each request, so a cached prefix is of use only as far as one was kept; --max-states "
+    "says how many are kept"
 )
 
 _Block = FeedForwardSpec | ExpertsSpec | None

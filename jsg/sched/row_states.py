@@ -251,4 +251,5 @@ class StateRows:
             self._drop_second(*self._second[place.row])
         self._slots.give(place.state_slot)
         if not self._made:  # there may be no further step
+            self._slots.begin_step()
             self._leave()

@@ -11,6 +11,7 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.radix import RadixCache
+from jsg.cache.states import StateSlots
 from jsg.cache.windows import GroupedAllocator, WindowGroup, states_of, windows_of
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
@@ -98,9 +99,14 @@ class RequestTable:
         return self._cache.page_size
 
     @property
+    def slots(self) -> StateSlots | None:
+        """The slots of states; None if no layer keeps a state of each request."""
+        return states_of(self._allocator)
+
+    @property
     def has_states(self) -> bool:
         """Whether the model keeps a state of each request, in a slot of the request's placement."""
-        return states_of(self._allocator) is not None
+        return self.slots is not None
 
     @property
     def windows(self) -> tuple[WindowGroup, ...]:

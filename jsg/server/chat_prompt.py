@@ -83,6 +83,7 @@ class ChatPrompt:
         template_kwargs: Mapping[str, Any] | None = None,
         answers: Mapping[int, Sequence[int]] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        names_points: bool = True,
     ) -> EncodedPrompt:
         """The prompt of a conversation.
 
@@ -99,6 +100,7 @@ class ChatPrompt:
             answers: Index of a message → the tokens that the model wrote, whose text is the message's content. The
                 prompt gets these tokens as they are where the template does not change the content.
             tools: The tools that the model may call, for the template; the texts in them are the client's too.
+            names_points: It says where a snapshot is worth keeping, if any are kept. Who only counts needs no points.
 
         Raises:
             RequestError: The template does not take the messages, or leaves out or repeats a picture; or a variable of
@@ -120,7 +122,7 @@ class ChatPrompt:
         if continue_final_message:
             rendered = _until_end(rendered, marks)
         encoded = self._encoded(rendered, exact, marks, media)
-        if self._endings is not None:
+        if self._endings is not None and names_points:
             kind = is_prompt, tools is None, repr(template_kwargs)
             end = marks.mark(_END) if continue_final_message else None
             places = self._next_turn_places(rendered, marked, render, kind, end)

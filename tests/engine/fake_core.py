@@ -18,7 +18,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.tree_log import TreeLog
 from jsg.config import EngineConfig
-from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
+from jsg.engine.child.protocol import STATE_STATS, Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
 from jsg.sched.table import POOL_TERMS
 from jsg.token_scores import TokenScores
@@ -370,6 +370,7 @@ class FakeCore:
             **dict.fromkeys(("num_drafts", "num_drafts_taken"), 0),
             **dict.fromkeys(("num_encoder_calls", "num_encoded_tiles", "num_found_images", "num_evicted_images"), 0),
             "vision_bytes": 0,
+            **dict.fromkeys(STATE_STATS, 0),
             "has_jax": int("jax" in sys.modules),
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),

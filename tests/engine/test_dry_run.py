@@ -34,6 +34,17 @@ BROKEN = LLAMA_8B | {
 }
 
 
+HYBRID = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+
+
 def write(directory: Path, config: dict[str, Any], index: dict[str, str] | None = None) -> Path:
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
@@ -98,6 +109,20 @@ def test_programs_read_the_same_as_json(tmp_path, capsys):
     assert [fit["card"] for fit in shown["fits"]] == [fit.card for fit in made.fits] and len(made.fits) == len(NAMES)
     for said, fit in zip(shown["fits"], made.fits, strict=True):
         assert (said["tokens"], said["fits"], said["refusal"]) == (fit.tokens, fit.fits, fit.refusal)
+
+
+def test_a_hybrid_says_how_many_states_are_kept_and_what_one_costs(tmp_path, capsys):
+    path = str(write(tmp_path, LLAMA_8B | HYBRID | {"rope_parameters": None}))
+    assert cli.main(["check", path, "--dry-run", "--json", "--max-states", "100"]) == 0
+    shown, made = json.loads(capsys.readouterr().out), report(path)
+    state_bytes = shown["model"]["state_bytes"]
+    assert shown["model"]["num_state_layers"] == 16
+    assert {fit["states"] for fit in shown["fits"] if fit["fits"]} == {100}
+    said = f"states:  {state_bytes / 2**20:.1f} MiB a request and a prefix that is kept, as KV of"
+    assert f"{said} {state_bytes // made.kv_bytes} tokens" in str(made)
+    (fit,) = (fit for fit in made.fits if (fit.card, fit.quantization, fit.tp_size) == ("h200", "none", 1))
+    assert fit.states == 512 and f"{fit.tokens}+512" in str(made) and "Behind + is how many" in str(made)
+    assert "so a cached prefix is of use only as far as one was kept" in str(made)
 
 
 def test_a_file_that_no_family_reads_is_refused_as_json_too(tmp_path, capsys):

@@ -3,12 +3,18 @@
 import dataclasses
 import itertools
 import pathlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import zmq
 
+from jsg.cache.states import SLOT_TERMS
+from jsg.engine.child.kv_events import END, KvEventPublisher
+from jsg.engine.child.protocol import CORE_STATS, STATE_STATS, KvEvents
 from jsg.engine.core import EngineCore
 from jsg.engine.grammars.constraints import MaskRows
 from jsg.errors import RequestError
@@ -212,6 +218,67 @@ def test_joined_prompts_are_refused_by_name(core: EngineCore):
     with pytest.raises(RequestError, match="layers with a state of each request"):
         core.add(question("joined", 20, joined=(4, 8, 12), logprob_start_len=-1))
     assert not core.has_work
+
+
+@pytest.mark.parametrize(("point", "num_blocks"), [(20, 3), (63, 4)])
+def test_routers_are_told_how_much_of_a_prompt_is_of_use(core: EngineCore, point: int, num_blocks: int):
+    """More is cached, but a prompt can go on only where a state was kept: at the end of a chunk, or of the answer."""
+    assert core.flush_cache()
+    prompt = question("told", 63).input_ids
+    sampling = SamplingParams(temperature=0, max_new_tokens=8)
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        live, past = (f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in (first, second))
+    publisher = KvEventPublisher(KvEvents(address=live, replay_address=past, topic="kv", rank=0))
+    publisher.observe(core.cache)
+    try:
+        asked = Request(rid="told", input_ids=prompt, sampling=sampling, turn_end=point)
+        text = (*prompt, *small.run(core, [(0, asked)])["told"].token_ids)
+        assert core.cache.matched_len(np.array(text, np.int32)) >= 64
+        publisher.publish()
+        events = replayed(past)
+        assert {event["type"] for event in events} <= {"BlockStored"}
+        tokens = [token for event in events for token in event["token_ids"]]
+        assert tokens == list(text[: 16 * num_blocks])
+    finally:
+        core.cache.unobserve(publisher._recorder)
+        publisher.close()
+
+
+def replayed(address: str) -> list[dict[str, Any]]:
+    """All events so far, of which the publisher has sent one batch at most."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as past:
+        past.linger, past.rcvtimeo = 0, 20_000
+        past.connect(address)
+        past.send_multipart([b"", bytes(8)])
+        events: list[dict[str, Any]] = []
+        while (frames := past.recv_multipart())[2] != END:
+            events += msgspec.msgpack.decode(frames[3])[1]
+        return events
+
+
+def test_the_gauges_tell_who_has_the_slots(core: EngineCore):
+    assert core.flush_cache()
+    before = core.stats()
+    assert before.keys() - CORE_STATS.keys() == STATE_STATS.keys()
+    prompt = question("hold", 30).input_ids
+    core.add(Request(rid="hold", input_ids=prompt, hold=True, sampling=SamplingParams(max_new_tokens=0)))
+    while core.stats()["num_running_states"] or not core.stats()["num_holds"]:
+        core.step()
+    core.add(question("one"))
+    core.step()
+    during = core.stats()
+    assert (during["num_running_states"], during["num_evictable_states"]) == (1, 0)
+    assert during["num_locked_states"] >= 1 and sum(during[f"num_{term}_states"] for term in SLOT_TERMS) == 12
+    core.abort("one")
+    core.abort("hold")
+    while core.has_work:
+        core.step()
+    after = core.stats()
+    assert sum(after[f"num_{term}_states"] for term in SLOT_TERMS) == 12 and not after["num_locked_states"]
+    assert core.flush_cache()
+    names = ("num_kept_states", "num_forgotten_states")
+    kept, forgotten = (core.stats()[name] - before[name] for name in names)
+    assert kept == forgotten == after["num_evictable_states"] > 0
 
 
 def test_the_plan_has_the_bytes_of_the_states(core: EngineCore):

@@ -145,18 +145,18 @@ class Router:
 
 
 @pytest.mark.parametrize("page_size", [1, 2])
-def test_routers_are_told_of_blocks_that_are_of_use(page_size: int):
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param({"windows": (Window(3), Window(6), Window(5, is_aligned=True)), "part_rate": 0.4}, id="windows"),
+        pytest.param({"num_states": 6}, id="states"),
+    ],
+)
+def test_routers_are_told_of_blocks_that_are_of_use(kinds: dict[str, Any], page_size: int):
     num_back = 0
     for seed in range(3):
         rng = random.Random(seed)
-        shape = EngineShape(
-            num_pages=80,
-            page_size=page_size,
-            max_running=3,
-            windows=(Window(3), Window(6), Window(5, is_aligned=True)),
-            part_rate=0.4,
-        )
-        engine = SimulatedEngine(shape)
+        engine = SimulatedEngine(EngineShape(num_pages=80, page_size=page_size, max_running=3, **kinds))
         router = Router(engine)
         for index in range(30):
             tokens = [

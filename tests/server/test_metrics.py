@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
-from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS
+from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS, STATE_STATS
 from jsg.errors import EngineDeadError
 from jsg.server.telemetry import telemetry
 from jsg.server.telemetry.engine_stats import ENGINE_SERIES, EngineStats
@@ -108,7 +108,7 @@ class TestScrape:
 
     def test_the_engine_promises_what_they_need(self):
         keys = {key for one in ENGINE_SERIES for keys in one.keys.values() for key in keys}
-        assert keys <= set(CORE_STATS) | set(LOOP_STATS)
+        assert keys <= set(CORE_STATS) | set(STATE_STATS) | set(LOOP_STATS)
 
     def test_both_formats_have_the_same_names(self, http: httpx.Client):
         """Prometheus asks for OpenMetrics first; names must not change with it."""

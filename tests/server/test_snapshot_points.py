@@ -178,6 +178,13 @@ class TestEndpoints:
             assert answer.status_code == 200, answer.text
             assert server.request.turn_end == (len(server.request.input_ids) if caches_states else 0), path
 
+    def test_who_only_counts_looks_for_no_point(self, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch):
+        server = self.served(tokenizer_dir)
+        monkeypatch.delattr(ChatPrompt, "_next_turn_places")
+        for path in ("/tokenize", "/v1/messages/count_tokens"):
+            answer = server.http.post(path, json={"model": "fake", "messages": self.MESSAGES})
+            assert answer.status_code == 200, answer.text
+
     @pytest.mark.parametrize("caches_states", [True, False])
     def test_prompts_of_one_post(self, tokenizer_dir: Path, caches_states: bool):
         shared, few = "x" * 40, {"max_tokens": 2}

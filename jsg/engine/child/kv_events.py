@@ -105,8 +105,8 @@ class KvEventPublisher:
         """
         if not cache.enabled:
             raise ConfigError(
-                "--kv-events-endpoint tells what the prefix cache has, but with this model nothing is cached: a layer "
-                "keeps a state of each request; leave the option out"
+                "--kv-events-endpoint tells what the prefix cache has, but with --max-states 0 nothing is cached of "
+                "this model; leave one of them out"
             )
         assert not cache.num_nodes, "who publishes a tree must see it grow from its beginning"
         usable_at = cache.usable_at if cache.kinds else None

@@ -102,6 +102,18 @@ CORE_STATS: Mapping[str, Stat] = {
 }
 """The values in every engine core's `stats`."""
 
+STATE_STATS: Mapping[str, Stat] = {
+    "num_free_states": _gauge("Slots of states: those in no use."),
+    "num_running_states": _gauge("Slots of states: those of running requests."),
+    "num_evictable_states": _gauge("Slots of states: those of prefixes, which no running request needs."),
+    "num_locked_states": _gauge("Slots of states: those of prefixes that running requests or holds need."),
+    "num_kept_states": _counter("The states that were kept of prefixes.", "states_kept"),
+    "num_forgotten_states": _counter(
+        "The states of prefixes that are gone: for another one, with their tokens, or by a flush.", "states_forgotten"
+    ),
+}
+"""The further values of an engine whose model has layers with a state of each request."""
+
 LOOP_STATS: Mapping[str, Stat] = {
     "num_turns": _counter("The turns of the step loop, idle ones too."),
     "idle_s": _counter("The seconds in which the step loop had no work.", "scheduler_idle_seconds"),
@@ -126,8 +138,8 @@ class ModelInfo:
         max_total_tokens: Size of the KV pool in tokens.
         max_request_tokens: Tokens of prompt and output together that context and pool both hold.
         page_size: KV slots in one page.
-        caches_prefixes: Whether requests share prefixes: unless the user turned that off, or a layer keeps a state of
-            each request.
+        caches_prefixes: Whether requests share prefixes: unless the user turned that off, or keeps no states of
+            prefixes that layers need.
         caches_states: Whether the prefix cache keeps snapshots of the states of requests, since layers need them. A
             prefix can be used only where one was kept, so requests say where that is worth it (`Request.snapshot_at`).
         memory_plan: The bytes of each part of the memory plan, on one device, by its name for people.

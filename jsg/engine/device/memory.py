@@ -57,6 +57,7 @@ class MemoryPlan:
         vision_bytes: Encoded images.
         state_bytes: States of requests and of prefixes, in layers that keep no keys.
         num_states: How many of them are of prefixes.
+        bytes_per_state: Of a request or of a prefix, in all layers.
         reserve_bytes: Memory that is not planned.
         pool_tokens: KV slots, without the dump page.
         bytes_per_token: Keys and values of one token in all layers.
@@ -74,6 +75,7 @@ class MemoryPlan:
     vision_bytes: int = 0
     state_bytes: int = 0
     num_states: int = 0
+    bytes_per_state: int = 0
     windows: tuple[WindowPool, ...] = ()
     advice: str = ""
 
@@ -112,6 +114,9 @@ class MemoryPlan:
         pool = f"{self.pool_tokens} tokens of {self.bytes_per_token} bytes"
         for window in self.windows:
             pool += f", {window.bytes_per_token} of them in layers with a window of {window.window} for {window.tokens}"
+        if self.bytes_per_state:
+            tokens = self.bytes_per_state // self.bytes_per_token
+            pool += f"; {self.num_states} states of prefixes, each as large as {tokens} tokens"
         return (
             f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB{self.advice and f'; {self.advice}'}"
         )
@@ -298,6 +303,7 @@ def plan_memory(
         vision_bytes=vision_bytes,
         state_bytes=state_bytes,
         num_states=num_states,
+        bytes_per_state=bytes_per_state,
         windows=sizes.window_pools(pool_tokens, room - page_size * per_token),
         advice=_advice(config, weights_bytes, sizes.num_bytes(max(fits, 0))) if is_cut else "",
     )
@@ -322,10 +328,8 @@ def _num_states(config: EngineConfig, max_running: int, bytes_per_state: int, le
     """
     if config.max_states and not bytes_per_state:
         raise ConfigError("--max-states needs a model with linear attention or convolutions; leave it out")
-    if not bytes_per_state:
+    if not bytes_per_state or config.disable_radix_cache:
         return 0
-    if config.disable_radix_cache:
-        return LEAST_STATES  # for drafts
     if config.max_states is not None:
         return config.max_states
     most = max(int(left_bytes * STATES_FRACTION) // bytes_per_state, LEAST_STATES)

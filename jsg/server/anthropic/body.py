@@ -44,7 +44,7 @@ _OF_DOCUMENTS: Mapping[str, str] = {
     **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
     "citations": "answers of this version have no citations; leave it out",
 }
-_CACHED_ANYWAY = "every prefix is cached up to its last token while there is room"
+_CACHED_ANYWAY = "what comes again is found without it while there is room"
 _NO_CALLERS = "because only the model calls tools"
 _NO_THREADS = "the server keeps no threads; send the whole conversation without it"
 _NOT_HERE = "thoughts belong in a message of the assistant; leave it out"

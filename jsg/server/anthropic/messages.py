@@ -84,13 +84,15 @@ async def count_tokens(
     """Counts the tokens of the prompt."""
     front.check_model(body.model)
     with client_names(body.client_names()):
-        encoded = await _encode(body, num_bytes, rules, front, body.tool_use(front.speech), caller.namespace())
+        tools = body.tool_use(front.speech)
+        encoded = await _encode(body, num_bytes, rules, front, tools, caller.namespace(), names_points=False)
         return json_response({"input_tokens": len(encoded.input_ids)})
 
 
 async def _encode(
-    body: CountTokensBody, num_bytes: int, rules: FieldRules, front: Front, tools: ToolUse | None, namespace: str
-) -> EncodedPrompt:
+    body: CountTokensBody, num_bytes: int, rules: FieldRules, front: Front, tools: ToolUse | None, namespace: str,
+    *, names_points: bool = True,
+) -> EncodedPrompt:  # fmt: skip
     template = front.chat.template
     asked = body.asked_of_thoughts
 
@@ -110,6 +112,7 @@ async def _encode(
         continue_final_message=body.is_continued,
         template_kwargs=template_wishes(body.thought_wish(), template, front.thinking, asked, rules),
         tools=None if tools is None else tools.shown,
+        names_points=names_points,
     )
 
 

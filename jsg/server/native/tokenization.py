@@ -168,6 +168,7 @@ async def _encode_messages(
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=template_variables(body.chat_template_kwargs, front.chat.template.variables, rules),
         tools=None if tools is None else tools.shown,
+        names_points=False,
     )
     return list(encoded.input_ids)
 

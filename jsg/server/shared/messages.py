@@ -24,7 +24,7 @@ ARGUMENTS = (
 _MAX_DEPTH = 64
 DROPPED = "the chat template drops the thoughts of earlier turns"
 _NO_FILES = "models read text, pictures and videos only; send the content as text"
-_CACHED_ANYWAY = "every prefix is cached up to its last token"
+_CACHED_ANYWAY = "what comes again is found without it while there is room"
 _THOUGHTS = ("reasoning_content", "reasoning")
 _FOREIGN: Mapping[str, tuple[str, ...]] = {
     "system": ("tool_calls", "function_call", "tool_call_id", "refusal", *_THOUGHTS),

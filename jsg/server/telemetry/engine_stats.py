@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import final
 
 from jsg.cache.block_events import block_tokens_of
-from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS, ModelInfo
+from jsg.cache.states import SLOT_TERMS
+from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS, STATE_STATS, ModelInfo
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError
@@ -61,7 +62,7 @@ class EngineSeries:
         return self.series.family({labels: sum(stats[key] for key in keys) for labels, keys in self.keys.items()})
 
 
-_STATS = {**CORE_STATS, **LOOP_STATS}
+_STATS = {**CORE_STATS, **STATE_STATS, **LOOP_STATS}
 _POOL_KEYS = tuple(f"num_{state}_tokens" for state in ("free", "evictable", "protected", "uncached"))
 _GAUGES = {key for key, stat in _STATS.items() if stat.kind == "gauge"}
 
@@ -74,6 +75,10 @@ ENGINE_SERIES = (
     EngineSeries(
         Series("jsg:kv_tokens", "gauge", "The tokens of the KV pool, by their state.", ("state",)),
         {(key.removeprefix("num_").removesuffix("_tokens"),): (key,) for key in _POOL_KEYS},
+    ),
+    EngineSeries(
+        Series("jsg:state_slots", "gauge", "The slots of states of a hybrid model, by their use.", ("use",)),
+        {(use,): (f"num_{use}_states",) for use in SLOT_TERMS},
     ),
     EngineSeries(
         Series(

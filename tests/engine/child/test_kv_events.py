@@ -143,9 +143,9 @@ def new_socket() -> Iterator[Callable[[int], zmq.Socket]]:
     made.term()
 
 
-def test_a_tree_that_stays_empty_is_refused(where: KvEvents):
+def test_a_hybrid_that_keeps_no_states_is_refused(where: KvEvents):
     publisher = KvEventPublisher(where)
-    with pytest.raises(ConfigError, match="nothing is cached"):
+    with pytest.raises(ConfigError, match="with --max-states 0 nothing is cached"):
         publisher.observe(RadixCache(1, PageAllocator(9), enabled=False))
     publisher.close()
 

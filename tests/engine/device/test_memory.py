@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import jax
 import pytest
@@ -32,6 +33,8 @@ def plan(
     page_size: int = 1,
     kv_itemsize: int = 2,
     total: int = 140 * GIB,
+    bytes_per_state: int = 0,
+    num_devices: int = 1,
     **knobs: object,
 ) -> MemoryPlan:
     return plan_memory(
@@ -46,6 +49,8 @@ def plan(
         max_running=256,
         context_length=8192,
         chunk=8192,
+        bytes_per_state=bytes_per_state,
+        num_devices=num_devices,
     )
 
 
@@ -94,6 +99,44 @@ def test_8_bits_are_recommended_where_bfloat16_leaves_little(
 def test_8_bits_are_recommended_where_bfloat16_leaves_nothing(model: ModelSpec):
     with pytest.raises(MemoryPlanError, match=ADVICE):
         plan(model, weights=20 * GIB, total=24 * GIB)
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("per_state", "platform", "knobs", "expected"),
+    [
+        (8 * MIB, "gpu", {}, 512),  # two for each of 256 requests
+        (64 * MIB, "gpu", {"total": 80 * GIB}, 202),  # a quarter of what weights and reserve leave
+        (64 * MIB, "gpu", {"total": 80 * GIB, "num_devices": 2}, 405),  # each has half of the heads
+        (64 * MIB, "gpu", {"max_states": 100}, 100),
+        (64 * MIB, "gpu", {"max_states": 0}, 0),
+        (64 * MIB, "gpu", {"max_states": 100, "disable_radix_cache": True}, 0),
+        (64 * MIB, "gpu", {"disable_radix_cache": True}, 0),
+        (16 * MIB, "cpu", {}, 16),  # a quarter of a KV pool's gibibyte
+        (100 * MIB, "cpu", {}, 8),  # no fewer
+        (0, "gpu", {}, 0),
+        (0, "gpu", {"max_states": 0}, 0),
+    ],
+)
+def test_some_states_of_prefixes_are_kept(
+    model: ModelSpec, per_state: int, platform: str, knobs: dict[str, Any], expected: int
+):
+    made = plan(model, platform, bytes_per_state=per_state, **knobs)
+    of_device = per_state // knobs.get("num_devices", 1)
+    assert (made.num_states, made.bytes_per_state) == (expected, of_device)
+    assert made.state_bytes == made.parts.get("states", 0) == (1 + 256 + expected) * of_device
+    tokens = of_device // made.bytes_per_token
+    said = f"; {expected} states of prefixes, each as large as {tokens} tokens)"
+    assert (said in str(made)) == bool(per_state)
+
+
+def test_states_that_do_not_fit_or_that_no_layer_has_are_refused(model: ModelSpec):
+    with pytest.raises(MemoryPlanError, match=r"lower --context-length .* or --max-states"):
+        plan(model, bytes_per_state=64 * MIB, max_states=5000)
+    with pytest.raises(ConfigError, match="--max-states needs a model with"):
+        plan(model, max_states=1)
 
 
 def test_the_pool_is_modest_on_a_cpu(model: ModelSpec):

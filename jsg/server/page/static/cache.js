@@ -169,6 +169,7 @@ class Watch {
       ["Tokens", `${node.length} (from ${begin} to ${end})`],
       ["Holders", node.isLocked ? `${node.holders}: locked` : `${node.holders}: evictable`],
       ["Hits", String(node.hits)],
+      ...(node.isUsable ? [] : [["Goes on", "no: what a prompt needs that goes on at its end is gone"]]),
       ["Last used", new Date(1000 * node.seen).toLocaleTimeString()], // which stays right while nothing is told
       ...(folded ? [["Folded below", `${folded.nodes} nodes, ${folded.tokens} tokens`]] : []),
       ...(tree.texts.has(node.id) ? [["Text", h("pre", { class: "code" }, tree.texts.get(node.id))]] : []),

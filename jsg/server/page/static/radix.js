@@ -2,6 +2,7 @@
 
 const FLAG_LOCKED = 1;
 const FLAG_FOLDED = 2;
+const FLAG_UNUSABLE = 4;
 const KEPT_S = 300;
 const CHECKPOINT_S = 20;
 
@@ -59,6 +60,7 @@ export class RadixTree {
         seen: snapshot.time - age,
         isLocked: (flags & FLAG_LOCKED) !== 0,
         isFolded: (flags & FLAG_FOLDED) !== 0,
+        isUsable: (flags & FLAG_UNUSABLE) === 0,
         children: new Set(),
       });
     }
@@ -84,8 +86,8 @@ export class RadixTree {
     switch (kind) {
       case "insert": {
         const [parent, length] = rest;
-        const fresh = { holders: 0, hits: 0, seen: this.time, isLocked: false, isFolded: false, children: new Set() };
-        this.nodes.set(id, { id, parent, length, ...fresh });
+        const fresh = { holders: 0, hits: 0, seen: this.time, isLocked: false, isFolded: false };
+        this.nodes.set(id, { id, parent, length, ...fresh, isUsable: true, children: new Set() });
         this.#siblings(parent).add(id);
         return ["insert", id];
       }
@@ -121,6 +123,11 @@ export class RadixTree {
         if (!node) return null;
         [node.holders] = rest;
         node.isLocked = node.holders > 0;
+        return null;
+      }
+      case "use": {
+        const node = this.nodes.get(id);
+        if (node) node.isUsable = rest[0] === 1;
         return null;
       }
       case "clear":
