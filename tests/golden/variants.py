@@ -22,7 +22,8 @@ NORMS_ADD_ONE = ("gemma2", "gemma3", "gemma3_text", *HYBRIDS)
 """`model_type` of families whose norms scale by 1 + the weight."""
 UNSCALED = ("gemma4", "gemma4_text")
 """`model_type` of families that learn the scale of scores in the norms of queries."""
-NORMS = ("norm.weight", "norm_f.weight", "norm1.weight", "norm2.weight", "layer_scalar", "router.scale", "expert_scale")
+NORMS = tuple("norm.weight norm_f.weight layer_norm1.weight layer_norm2.weight layer_scalar router.scale".split())
+NORMS += ("expert_scale",)
 """The ends of names of what scales."""
 
 LLAMA: dict[str, Any] = {

@@ -30,6 +30,7 @@ from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import FULL, LAYER_KINDS
 from jsg.sched.buckets import BucketKey, Phase, make_deterministic_buckets
 from tests.models.published import PUBLISHED
+from tests.models.test_hybrid_shapes import granite, nemotron
 
 MAX_LAUNCHES = 10
 """Of a dense layer: two norms, four matmuls, rotation with the write to the pool, the activation, and attention in two:
@@ -216,6 +217,8 @@ FAMILIES = {
         SHORTER | {"layer_types": [FULL, FULL], "num_kv_shared_layers": 1},
     ),
     "experts-beside": (PUBLISHED["gemma-4-26b-a4b-it"].file, SHORTER | {"layer_types": [*LAYER_KINDS[::-1]]}),
+    "scan": (granite("h-tiny"), SHORTER | {"layer_types": ["mamba", "attention"]}),
+    "mixers-or-blocks": (nemotron("3-nano-30b-a3b"), SHORTER | {"hybrid_override_pattern": "ME*"}),
     "decay-by-channel": (
         KIMI_LINEAR,
         {"linear_attn_config": None, "layer_types": ["linear_attention", "full_attention"]},
