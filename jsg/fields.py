@@ -1,6 +1,7 @@
 """Typed, bounded access to the JSON files of a model directory. No JAX."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ MAX_INTEGER = 2**24
 MAX_LIST = 1024
 MAX_SHOWN = 80
 """The characters of a wrong value that an error message repeats."""
+_NUMBER_KEY = "__float__"
+_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 class FieldError(ModelError):
@@ -28,7 +31,7 @@ class FieldError(ModelError):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model directory.
+    """The JSON object in a file of a model directory. What transformers writes for an infinite number is that number.
 
     Raises:
         ModelError: There is no such file, it is larger than `MAX_JSON_BYTES`, or it is no JSON object.
@@ -36,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ModelError(f"{path.name} must have at most {MAX_JSON_BYTES} bytes; is it the right file?")
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes(), object_hook=_number_or_object)
     except FileNotFoundError:
         raise ModelError(f"a model must have {path.name}, but this one has none; take all of its files") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -44,6 +47,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path.name} must hold a JSON object, but holds a {type(value).__name__}")
     return value
+
+
+def _number_or_object(value: dict[str, Any]) -> Any:
+    """A number that JSON has not, of the object that transformers 5 writes for it."""
+    name = value.get(_NUMBER_KEY) if len(value) == 1 else None
+    return _NUMBERS.get(name, value) if isinstance(name, str) else value
 
 
 class Fields:

@@ -78,7 +78,7 @@ MARKERS: Mapping[str, Markers] = {
 }
 """The markers by the name of the parser, which is the `model_type` of `separate_reasoning` in the language.
 
-A program may run against any endpoint, so some are of models that jsg does not load: Kimi-VL, Nemotron 3 and Step 3.
+A program may run against any endpoint, so some are of models that jsg does not load: Kimi-VL and Step 3.
 """
 
 MARKER_TOKENS = frozenset(

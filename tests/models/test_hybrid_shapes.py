@@ -154,6 +154,15 @@ def test_what_granite_keeps(tmp_path: Path, name: str):
     assert round(num_parameters(spec) / 1e6) == millions
 
 
+def test_an_infinite_step_as_transformers_5_writes_it(tmp_path: Path):
+    """Every Granite 4 that it saved has this, such as a fine-tuned one."""
+    spec = read(tmp_path, granite("h-tiny") | {"time_step_limit": [0.25, {"__float__": "Infinity"}]})
+    assert spec.layers[0].attention.steps == (0.25, float("inf"))
+    for wrong in ({"__float__": "NaN"}, {"__float__": 1}, {"__float__": "Infinity", "x": 1}):
+        with pytest.raises(ModelError, match="time_step_limit must be the smallest and the largest step"):
+            read(tmp_path, granite("h-tiny") | {"time_step_limit": [0.25, wrong]})
+
+
 NEMOTRONS: dict[str, tuple[str, dict[str, Any], int, int, int, int]] = {
     # Layers, fields; layers with states, MiB of states, KiB of a token, millions of numbers.
     "h-8b": ("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", {"hidden_size": 4096}, 24, 96, 16, 8101),
@@ -189,6 +198,7 @@ NEMOTRONS: dict[str, tuple[str, dict[str, Any], int, int, int, int]] = {
 def nemotron(name: str) -> dict[str, Any]:
     pattern, fields, *_ = NEMOTRONS[name]
     written = {"chunk_size": 128, "time_step_limit": [0.0, float("inf")], "num_query_groups": 8, "rms_norm_eps": 1e-5}
+    written |= {"norm_eps": 1e-5, "partial_rotary_factor": 1.0, "rope_theta": 10000, "mamba_ssm_cache_dtype": "float32"}
     kind = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "time_step_rank": 256}
     return {**kind, **written, "hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern), **fields}
 
@@ -213,6 +223,14 @@ def test_a_list_of_layers_counts_more_than_their_number(tmp_path: Path):
     spec = read(tmp_path, file)
     assert spec.num_layers == 3
     assert any("num_hidden_layers has no effect" in note for note in spec.notes)
+
+
+def test_other_names_of_fields_of_nemotron(tmp_path: Path):
+    """Of the first published files, and those that transformers takes besides its own."""
+    plain = nemotron("h-8b") | {"head_dim": 64, "n_groups": 4, "conv_kernel": 3, "time_step_min": 0.01}
+    other = nemotron("h-8b") | {"attention_head_dim": 64, "mamba_n_groups": 4, "mamba_d_conv": 3, "mamba_dt_min": 0.01}
+    other |= {"mamba_conv_bias": False, "mamba_expand": 3, "mamba_chunk_size": 64, "mamba_dt_limit": [0.1, 1.0]}
+    assert read(tmp_path, other) == read(tmp_path, plain | {"use_conv_bias": False})
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ THOUGHTS = {
     "minimax": "MiniMaxM2ForCausalLM",
     "minimax-append-think": "MiniMaxM2ForCausalLM",
     "mistral": "Mistral3ForConditionalGeneration",
-    "nemotron": ELSEWHERE,  # Nemotron 3, a hybrid
+    "nemotron": "NemotronHForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3-thinking": "Qwen3MoeForCausalLM",

@@ -130,11 +130,20 @@ FAMILY = PLAIN.variant(
         "use_bias": False,
     },
     ignored=frozenset(
-        "chunk_size expand hidden_act mamba_proj_bias moe_shared_expert_overlap mtp_hybrid_override_pattern "
-        "mtp_layers_block_type num_logits_to_keep num_nextn_predict_layers num_query_groups rescale_prenorm_residual "
-        "rms_norm_eps rope_theta time_step_floor time_step_limit time_step_max time_step_rank use_mamba_kernels".split()
+        "chunk_size expand hidden_act mamba_chunk_size mamba_dt_init_floor mamba_dt_limit mamba_dt_max mamba_expand "
+        "mamba_proj_bias moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type norm_eps "
+        "num_logits_to_keep num_nextn_predict_layers num_query_groups rescale_prenorm_residual rms_norm_eps "
+        "rope_theta time_step_floor time_step_limit time_step_max time_step_rank use_mamba_kernels".split()
     ),
-    aliases={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
+    aliases={
+        "attention_head_dim": "head_dim",  # of the first published files
+        "layer_types": "layers_block_type",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_dt_min": "time_step_min",
+        "mamba_n_groups": "n_groups",
+        "num_local_experts": "n_routed_experts",
+    },
     attention=attention,
     kinds=kinds,
     mlp=mlp,
