@@ -107,6 +107,34 @@ class PromptIds(Sequence[int]):
         return made.copy() if copy else made
 
 
+@final
+class GrowingIds:
+    """Ids that grow. Those that were checked stay one array, because many prompts may begin with the same long text."""
+
+    def __init__(self) -> None:
+        """There are none yet."""
+        self._parts: list[list[int] | PromptIds] = []
+        self._len = 0
+
+    def __len__(self) -> int:
+        return self._len
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Appends some."""
+        last = self._parts[-1] if self._parts else None
+        if isinstance(ids, PromptIds):
+            self._parts.append(ids)
+        elif isinstance(last, list):
+            last += ids
+        else:
+            self._parts.append(list(ids))
+        self._len += len(ids)
+
+    def whole(self) -> PromptIds | tuple[()]:
+        """All of them. Raises RequestError as `PromptIds.of`."""
+        return PromptIds.joined(*self._parts)
+
+
 def join_ids(parts: Sequence[tuple[int, ...] | PromptIds]) -> tuple[int, ...] | PromptIds:
     """Ids one behind another. They are a tuple if none of them were checked, so a client does without NumPy."""
     if any(isinstance(part, PromptIds) for part in parts):

@@ -19,7 +19,7 @@ from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.processing.snapshot_points import point_before
 from jsg.processing.tokenizer import Tokenizer
-from jsg.prompt_ids import PromptIds
+from jsg.prompt_ids import GrowingIds, PromptIds
 from jsg.types import FinishType
 
 _MOST_POINTS = 4  # of a prompt; each may cost a step and a state
@@ -187,9 +187,7 @@ def split_answer(tokenizer: Tokenizer, answer: Answer) -> tuple[tuple[int, ...],
 class _GrowingPrompt:
     """A prompt that is encoded part by part.
 
-    Invariants: `_run` holds the text parts at the end, which are not encoded yet; `_ids` holds all before them, which are
-    `_len` tokens. A list of `_ids` grows, and what has been checked stays as it is, because a program may have hundreds of
-    branches behind a long text.
+    Invariant: `_run` holds the text parts at the end, which are not encoded yet; `_ids` holds all before them.
     """
 
     def __init__(
@@ -206,8 +204,7 @@ class _GrowingPrompt:
         self._unplaced = iter(reader.read(found, max_tokens) if found and reader is not None else ())
         self._media: list[MediaInput] = []
         self._is_template = False
-        self._ids: list[list[int] | PromptIds] = []
-        self._len = 0
+        self._ids = GrowingIds()
         self._run: list[TextPart] = []
         self._part_ids: list[tuple[int, ...] | PromptIds] = []
         self._jumps: list[tuple[int, int]] = []
@@ -226,7 +223,7 @@ class _GrowingPrompt:
                 case TokenPart(ids):
                     self._end_run()
                     self._append(ids)
-                    self._points |= set() if ids else {self._len}
+                    self._points |= set() if ids else {len(self._ids)}
                 case OffsetPart(offset):
                     self._end_run()
                     if offset < 0:
@@ -248,7 +245,7 @@ class _GrowingPrompt:
             self.check_end()
         jumps = tuple(self._jumps)
         if self._extra:
-            jumps += ((self._len, self._extra),)
+            jumps += ((len(self._ids), self._extra),)
         if self._media and (jumps or self._joined):
             what = "branches side by side" if self._joined else "offsets of positions"
             raise RequestError(
@@ -256,7 +253,7 @@ class _GrowingPrompt:
                 param="prompt",
             )
         return EncodedPrompt(
-            input_ids=PromptIds.joined(*self._ids),
+            input_ids=self._ids.whole(),
             position_jumps=jumps,
             joined=self._joined,
             media=tuple(self._media),
@@ -266,7 +263,7 @@ class _GrowingPrompt:
 
     def check_end(self, num_behind: int = 0) -> None:
         """Raises RequestError if the model cannot continue the prompt with so many more tokens."""
-        if self._joined and self._joined[-1] == self._len + num_behind:
+        if self._joined and self._joined[-1] == len(self._ids) + num_behind:
             raise RequestError(
                 "branches side by side must have a text behind them before the model goes on, because no token has "
                 "seen all of them yet, but the prompt ends there; append one",
@@ -290,7 +287,7 @@ class _GrowingPrompt:
         """Remembers the places in a run of texts at the end of the prompt, but none behind `most` of its tokens."""
         for index in [index for index, part in enumerate(run) if not part.text][-_MOST_POINTS:]:
             behind = "".join(part.text for part in run[index:])
-            self._points.add(self._len + min(most, point_before(self._tokenizer, ids, behind)))
+            self._points.add(len(self._ids) + min(most, point_before(self._tokenizer, ids, behind)))
 
     def _end_run(self) -> None:
         if not self._run:
@@ -307,7 +304,7 @@ class _GrowingPrompt:
         if self._last is None and (self._sees or not self._is_template):
             self._append(self._tokenizer.bos_ids)
         self._check_len(item.num_tokens)
-        self._media.append(item.at(self._len))
+        self._media.append(item.at(len(self._ids)))
         self._append((item.placeholder_id,) * item.num_tokens)
 
     def _append(self, ids: Sequence[int]) -> None:
@@ -315,16 +312,9 @@ class _GrowingPrompt:
             return
         self._check_len(len(ids))
         if self._extra:
-            self._jumps.append((self._len, self._extra))
+            self._jumps.append((len(self._ids), self._extra))
             self._extra = 0
-        last = self._ids[-1] if self._ids else None
-        if isinstance(ids, PromptIds):
-            self._ids.append(ids)
-        elif isinstance(last, list):
-            last += ids
-        else:
-            self._ids.append(list(ids))
-        self._len += len(ids)
+        self._ids.add(ids)
         self._last = ids[-1]
 
     def _join(self, branches: Sequence[Sequence[Part]]) -> None:
@@ -340,14 +330,14 @@ class _GrowingPrompt:
         begins: list[int] = []
         self._joined = (0,)  # so that a branch cannot join
         for branch in branches:
-            begins.append(self._len)
+            begins.append(len(self._ids))
             self._last, self._extra = last, extra
             self.add(branch)
         # An offset at the end of a branch changes nothing.
-        self._joined, self._extra = (*begins, self._len), 0
+        self._joined, self._extra = (*begins, len(self._ids)), 0
 
     def _check_len(self, added: int) -> None:
-        check_prompt_len(self._len + added, self._max_tokens, "prompt")
+        check_prompt_len(len(self._ids) + added, self._max_tokens, "prompt")
 
 
 def media_parts(parts: Sequence[Part]) -> list[MediaPart]:

@@ -102,7 +102,9 @@ class Hold:
         part_ids: The tokens of the prompt, as in `Outcome`.
     """
 
-    def __init__(self, part_ids: tuple[tuple[int, ...] | PromptIds, ...], end: Act | None = None, wait: Act | None = None) -> None:
+    def __init__(
+        self, part_ids: tuple[tuple[int, ...] | PromptIds, ...], end: Act | None = None, wait: Act | None = None
+    ) -> None:
         """`end` ends it; None where nothing is held. `wait` returns as `cached` does; None where it is computed."""
         self.part_ids = part_ids
         self._end = end
