@@ -1,5 +1,6 @@
 """The token ids of a prompt as an array that nobody changes. All answers to the prompt share it."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, final, overload
 
@@ -18,7 +19,7 @@ _RULE = ("input_ids", "integers in [0, 2^31)")
 class PromptIds(Sequence[int]):
     """At least one integer in [0, 2^31). They are checked when this is made, so whoever has it need not check them.
 
-    A slice and a sum are tuples. It equals a tuple or a list of the same ids.
+    A slice is a tuple, and a sum is of this type. It equals a tuple or a list of the same ids.
 
     Attributes:
         array: int32, read-only.
@@ -60,12 +61,14 @@ class PromptIds(Sequence[int]):
         return cls.of(ids) if ids else ()
 
     @classmethod
-    def joined(cls, *parts: "PromptIds | tuple[()]") -> "PromptIds | tuple[()]":
-        """The ids of all parts, which are not checked again. Without any there are none."""
+    def joined(cls, *parts: Sequence[int]) -> "PromptIds | tuple[()]":
+        """The ids of all parts. No Python object is made of those that were checked. Raises RequestError as `of`."""
         import numpy as np  # here: see `ndarray`
 
-        some = [part.array for part in parts if isinstance(part, PromptIds)]
-        return cls(np.concatenate(some)) if some else ()
+        some = [cls.of(part) for part in parts if part]
+        if len(some) < 2:
+            return some[0] if some else ()
+        return cls(np.concatenate([part.array for part in some]))
 
     def __len__(self) -> int:
         return len(self.array)
@@ -82,11 +85,11 @@ class PromptIds(Sequence[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(self.array.tolist())
 
-    def __add__(self, behind: tuple[int, ...]) -> tuple[int, ...]:
-        return (*self, *behind)
+    def __add__(self, behind: Sequence[int]) -> "PromptIds":
+        return self.joined(self, behind) or self
 
-    def __radd__(self, before: tuple[int, ...]) -> tuple[int, ...]:
-        return (*before, *self)
+    def __radd__(self, before: Sequence[int]) -> "PromptIds":
+        return self.joined(before, self) or self
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PromptIds):
@@ -102,3 +105,38 @@ class PromptIds(Sequence[int]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray:
         made = self.array if dtype is None else self.array.astype(dtype, copy=False)
         return made.copy() if copy else made
+
+
+@final
+class GrowingIds:
+    """Ids that grow. Those that were checked stay one array, because many prompts may begin with the same long text."""
+
+    def __init__(self) -> None:
+        """There are none yet."""
+        self._parts: list[list[int] | PromptIds] = []
+        self._len = 0
+
+    def __len__(self) -> int:
+        return self._len
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Appends some."""
+        last = self._parts[-1] if self._parts else None
+        if isinstance(ids, PromptIds):
+            self._parts.append(ids)
+        elif isinstance(last, list):
+            last += ids
+        else:
+            self._parts.append(list(ids))
+        self._len += len(ids)
+
+    def whole(self) -> PromptIds | tuple[()]:
+        """All of them. Raises RequestError as `PromptIds.of`."""
+        return PromptIds.joined(*self._parts)
+
+
+def join_ids(parts: Sequence[tuple[int, ...] | PromptIds]) -> tuple[int, ...] | PromptIds:
+    """Ids one behind another. They are a tuple if none of them were checked, so a client does without NumPy."""
+    if any(isinstance(part, PromptIds) for part in parts):
+        return PromptIds.joined(*parts)
+    return tuple(itertools.chain.from_iterable(parts))

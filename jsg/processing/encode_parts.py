@@ -19,7 +19,7 @@ from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.processing.snapshot_points import point_before
 from jsg.processing.tokenizer import Tokenizer
-from jsg.prompt_ids import PromptIds
+from jsg.prompt_ids import GrowingIds, PromptIds
 from jsg.types import FinishType
 
 _MOST_POINTS = 4  # of a prompt; each may cost a step and a state
@@ -40,7 +40,7 @@ class EncodedPrompt:
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
     media: tuple[MediaInput, ...] = ()
-    part_ids: tuple[tuple[int, ...], ...] = ()
+    part_ids: tuple[tuple[int, ...] | PromptIds, ...] = ()
     ends_in_content: bool = False
     snapshot_at: tuple[int, ...] = ()
     turn_end: int = 0
@@ -67,7 +67,7 @@ class EncodedChoices:
     choice_ids: tuple[tuple[int, ...], ...]
 
     @property
-    def prefix_ids(self) -> tuple[int, ...]:
+    def prefix_ids(self) -> tuple[int, ...] | PromptIds:
         """The tokens that stand before every choice."""
         return self.before.input_ids + self.common_ids
 
@@ -204,9 +204,9 @@ class _GrowingPrompt:
         self._unplaced = iter(reader.read(found, max_tokens) if found and reader is not None else ())
         self._media: list[MediaInput] = []
         self._is_template = False
-        self._ids: list[int] = []
+        self._ids = GrowingIds()
         self._run: list[TextPart] = []
-        self._part_ids: list[tuple[int, ...]] = []
+        self._part_ids: list[tuple[int, ...] | PromptIds] = []
         self._jumps: list[tuple[int, int]] = []
         self._joined: tuple[int, ...] = ()
         self._points: set[int] = set()
@@ -253,7 +253,7 @@ class _GrowingPrompt:
                 param="prompt",
             )
         return EncodedPrompt(
-            input_ids=tuple(self._ids),
+            input_ids=self._ids.whole(),
             position_jumps=jumps,
             joined=self._joined,
             media=tuple(self._media),
@@ -294,10 +294,11 @@ class _GrowingPrompt:
             return
         ids = self.encode_run(self._run)
         self._is_template = self._is_template or self._run[0].is_template
-        self._part_ids += [tuple(ids), *[()] * (len(self._run) - 1)]
         self.mark_places(self._run, ids)
+        checked = PromptIds.of_any(ids)
+        self._part_ids += [checked, *[()] * (len(self._run) - 1)]
         self._run = []
-        self._append(ids)
+        self._append(checked)
 
     def _add_media(self, item: PromptMedia) -> None:
         if self._last is None and (self._sees or not self._is_template):
@@ -313,8 +314,8 @@ class _GrowingPrompt:
         if self._extra:
             self._jumps.append((len(self._ids), self._extra))
             self._extra = 0
-        self._ids += ids
-        self._last = self._ids[-1]
+        self._ids.add(ids)
+        self._last = ids[-1]
 
     def _join(self, branches: Sequence[Sequence[Part]]) -> None:
         if self._joined or any(isinstance(part, JoinedPart) for branch in branches for part in branch):

@@ -7,6 +7,8 @@ prefix cache would miss others. A user's text must not open a turn; the text of 
 import dataclasses
 from typing import Literal
 
+from jsg.prompt_ids import PromptIds
+
 MediaKind = Literal["image", "video"]
 
 MediaFile = bytes | tuple[bytes, ...]
@@ -38,7 +40,7 @@ class TextPart:
 class TokenPart:
     """Tokens as they are. None at all end the text before them, and mark a place as an empty text does."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] | PromptIds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

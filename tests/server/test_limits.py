@@ -405,15 +405,17 @@ class TestSeveralKeys:
 
 
 def test_garbage_is_collected_seldom(monkeypatch: pytest.MonkeyPatch):
-    before, collected = gc.get_threshold(), list[int]()
-    for name in ("freeze", "unfreeze"):
-        monkeypatch.setattr(gc, name, lambda: None)
+    before, collected, frozen = gc.get_threshold(), list[int](), list[int]()
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
+    monkeypatch.setattr(gc, "unfreeze", frozen.clear)
     monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
     monkeypatch.setattr(gc, "get_count", lambda: (0, 0, 1))
     monkeypatch.setattr(garbage, "LOOK_S", 0.001)
 
     async def main() -> None:
         collecting = asyncio.create_task(garbage.collect_garbage())
+        await asyncio.sleep(0)
+        assert frozen and not collected  # the first would look at everything that the start made
         while len(collected) < 3:
             await asyncio.sleep(0.001)
         assert gc.get_threshold() == (*before[:2], garbage.NEVER)

@@ -131,6 +131,32 @@ def test_the_ids_of_a_post_are_checked_in_slices(make_server: ServerMaker, monke
     assert max(turns) <= 100 * (UNITS + 1)
 
 
+@sgl.function
+def questions(s: sgl.ProgramState) -> None:
+    s += "a" * 500
+    forks = s.fork(4)
+    for number in range(4):
+        forks[number] += str(number)
+        forks[number] += sgl.gen("said", max_tokens=1)
+    forks.join()
+
+
+def test_the_ids_of_a_text_before_branches_are_checked_once(make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch):
+    """Else each branch made as many Python objects, which the garbage collector looked at."""
+    lens, check = list[int](), PromptIds.of
+
+    def checked(ids: Sequence[int]) -> PromptIds:
+        if not isinstance(ids, PromptIds):
+            lens.append(len(ids))
+        return check(ids)
+
+    monkeypatch.setattr(PromptIds, "of", checked)
+    with make_server() as server:
+        response = server.http.post("/v1/programs", json={"graph": json.loads(questions.compile().to_json())})
+        assert response.status_code == 200 and not response.json()["errors"], response.text
+    assert sorted(lens) == [*[1] * 8, 500]  # each branch has its number, and a request that only checks its parameters
+
+
 def test_the_ids_of_texts_and_scores_are_checked_beside_the_loop_and_those_of_a_query_once(
     make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch
 ):

@@ -10,6 +10,7 @@ from typing import Any, Protocol, final
 
 from jsg.processing.parts import Part
 from jsg.processing.turns import ChatTurns
+from jsg.prompt_ids import PromptIds
 
 type Act = Callable[[], Awaitable[object]]
 
@@ -42,7 +43,7 @@ class Outcome:
         others: The texts of the second and further continuations.
     """
 
-    part_ids: tuple[tuple[int, ...], ...]
+    part_ids: tuple[tuple[int, ...] | PromptIds, ...]
     kept_ids: tuple[int, ...]
     tail: str
     meta: dict[str, Any]
@@ -87,7 +88,7 @@ class ScoredChoices:
         meta: The report over all choices: `prompt_tokens`, `cached_tokens` and others of `/generate`.
     """
 
-    part_ids: tuple[tuple[int, ...], ...]
+    part_ids: tuple[tuple[int, ...] | PromptIds, ...]
     common_ids: tuple[int, ...]
     choices: tuple[ScoredChoice, ...]
     meta: dict[str, Any]
@@ -101,7 +102,9 @@ class Hold:
         part_ids: The tokens of the prompt, as in `Outcome`.
     """
 
-    def __init__(self, part_ids: tuple[tuple[int, ...], ...], end: Act | None = None, wait: Act | None = None) -> None:
+    def __init__(
+        self, part_ids: tuple[tuple[int, ...] | PromptIds, ...], end: Act | None = None, wait: Act | None = None
+    ) -> None:
         """`end` ends it; None where nothing is held. `wait` returns as `cached` does; None where it is computed."""
         self.part_ids = part_ids
         self._end = end

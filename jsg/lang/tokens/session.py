@@ -22,6 +22,7 @@ from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, cut_off, try_hol
 from jsg.lang.tokens.turn_writer import TurnWriter
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.processing.thoughts import MARKER_TOKENS, Markers
+from jsg.prompt_ids import join_ids
 from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
 
 _SAMPLING_NAMES = {name: p.name for name, p in GEN.items() if p.role in ("sampling", "grammar")}
@@ -325,7 +326,7 @@ def merged(parts: Sequence[Part]) -> list[Part]:
             texts = cast(list[TextPart], some)
             made.append(dataclasses.replace(texts[0], text="".join(part.text for part in texts)))
         else:
-            made.append(TokenPart(tuple(i for part in cast(list[TokenPart], some) for i in part.ids)))
+            made.append(TokenPart(join_ids([part.ids for part in cast(list[TokenPart], some)])))
     return made
 
 

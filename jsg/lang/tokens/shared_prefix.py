@@ -8,6 +8,7 @@ from typing import final
 from jsg.errors import JsgError
 from jsg.lang.tokens.model import Hold, TokenModel
 from jsg.processing.parts import JoinedPart, Part, TextPart, TokenPart
+from jsg.prompt_ids import PromptIds, join_ids
 
 logger = logging.getLogger(__name__)
 _CUT = TokenPart(())
@@ -109,7 +110,7 @@ async def try_hold(model: TokenModel, prompt: tuple[Part, ...]) -> Hold | None:
         return None
 
 
-def commit(parts: Sequence[Part], part_ids: Iterable[Sequence[int]]) -> tuple[Part, ...]:
+def commit(parts: Sequence[Part], part_ids: Iterable[tuple[int, ...] | PromptIds]) -> tuple[Part, ...]:
     """Gives the parts with tokens in place of texts; `part_ids` is that of `tokens.model.Outcome`."""
     ids = iter(part_ids)
 
@@ -118,11 +119,11 @@ def commit(parts: Sequence[Part], part_ids: Iterable[Sequence[int]]) -> tuple[Pa
         for part in some:
             match part:
                 case TextPart():
-                    part = TokenPart(tuple(next(ids)))
+                    part = TokenPart(next(ids))
                 case JoinedPart(branches):
                     part = JoinedPart(tuple(tokens_of(branch) for branch in branches))
             if isinstance(part, TokenPart) and made and isinstance(made[-1], TokenPart):
-                made[-1] = TokenPart(made[-1].ids + part.ids)
+                made[-1] = TokenPart(join_ids((made[-1].ids, part.ids)))
             else:
                 made.append(part)
         return tuple(made)

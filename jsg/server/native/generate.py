@@ -270,7 +270,7 @@ async def _held_events(generation: Generation, shown: Callable[[int], Event]) ->
 def _of_parts(encoded: EncodedPrompt, answer: Answer, tokenizer: Tokenizer, *, is_first: bool) -> dict[str, Any]:
     """What a client needs to continue an answer to a prompt in parts. The first of several answers has the prompt."""
     tells_prompt = answer.finish is not None or answer.request.hold  # it is told once: at the end, or as a hold begins
-    meta: dict[str, Any] = {"part_ids": encoded.part_ids} if is_first and tells_prompt else {}
+    meta: dict[str, Any] = {"part_ids": list(map(list, encoded.part_ids))} if is_first and tells_prompt else {}
     if answer.finish is not None:
         kept_ids, tail = split_answer(tokenizer, answer)
         meta |= {"kept_ids": kept_ids, "tail": tail}

@@ -123,7 +123,7 @@ async def _encode(body: RerankBody, documents: list[str], front: Front) -> list[
     def encode_all() -> list[tuple[int, ...] | PromptIds]:
         limit, most = info.max_request_tokens, body.max_tokens_per_doc
         texts = documents if most is None else [_beginning(tokenizer, each, most) for each in documents]
-        return [PromptIds.of_any(encode_parts(tokenizer, parts(each), max_tokens=limit).input_ids) for each in texts]
+        return [encode_parts(tokenizer, parts(each), max_tokens=limit).input_ids for each in texts]
 
     id_lists = await front.generator.beside(encode_all, size)
     check_inputs(id_lists, info, "documents")

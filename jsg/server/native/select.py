@@ -101,7 +101,7 @@ async def _parts(body: SelectBody, front: Front, namespace: str) -> tuple[Part, 
 
 def _shown(scored: ScoredChoices) -> dict[str, Any]:
     return {
-        "part_ids": scored.part_ids,
+        "part_ids": list(map(list, scored.part_ids)),
         "common_ids": scored.common_ids,
         "choices": [dataclasses.asdict(choice) for choice in scored.choices],
         "meta_info": scored.meta,

@@ -74,9 +74,10 @@ def num_chars(parts: Sequence[Part]) -> int:
 
 
 async def _beside[T](front: Front, parts: Sequence[Part], work: Callable[[], T], size: int) -> T:
-    """The result of work on these parts, whose texts have about `size` characters."""
+    """The result of work on these parts, whose texts have about `size` characters. Ids of clients are checked too."""
     if media_parts(parts):
         return await front.threads.decode(work)
+    size += sum(len(part.ids) for part in _flat(parts) if isinstance(part, TokenPart) and isinstance(part.ids, tuple))
     return await front.generator.beside(work, size)
 
 

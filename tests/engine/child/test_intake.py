@@ -11,7 +11,7 @@ from jsg.engine.child.intake import Intake
 from jsg.engine.child.protocol import Failure, GrammarTables, ToEngine
 from jsg.engine.child.wire import MessageDecoder, MessageEncoder
 from jsg.errors import QueueFullError, RequestError
-from jsg.prompt_ids import PromptIds
+from jsg.prompt_ids import PromptIds, join_ids
 from jsg.types import Request, SamplingParams, altered, expand_answers
 
 LONG = tuple(range(5000))
@@ -170,6 +170,8 @@ def test_prompt_ids_are_a_sequence_that_was_checked():
     assert (ids[1:], ids[-1], len(ids), ids.highest, list(ids)) == ((1, 2), 2, 3, 3, [3, 1, 2])
     more = (4,)
     assert ids + more == (3, 1, 2, 4) and more + ids == (4, 3, 1, 2)
+    assert isinstance(ids + more, PromptIds) and isinstance(more + ids, PromptIds)
+    assert join_ids(((), ids, more)) == ids + more and join_ids((more, (), more)) == (4, 4)
     assert hash(ids) == hash((3, 1, 2)) and repr(ids) == "(3, 1, 2)"
     assert isinstance(ids[0], int)
     with pytest.raises(ValueError, match="read-only"):
