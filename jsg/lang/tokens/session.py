@@ -22,7 +22,7 @@ from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, cut_off, try_hol
 from jsg.lang.tokens.turn_writer import TurnWriter
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.processing.thoughts import MARKER_TOKENS, Markers
-from jsg.prompt_ids import join_ids
+from jsg.prompt_ids import PromptIds, join_ids
 from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
 
 _SAMPLING_NAMES = {name: p.name for name, p in GEN.items() if p.role in ("sampling", "grammar")}
@@ -289,7 +289,7 @@ class TokenSession:
         if len(self._parts) > self._floor + 1:
             self._parts[self._floor :] = merged(self._parts[self._floor :])
 
-    def _commit(self, part_ids: tuple[tuple[int, ...], ...]) -> None:
+    def _commit(self, part_ids: tuple[tuple[int, ...] | PromptIds, ...]) -> None:
         """Replaces all texts by their tokens."""
         shared, own = self._parts[: self._floor], self._parts[self._floor :]
         num_shared = sum(map(_num_texts, shared))
