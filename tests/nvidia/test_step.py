@@ -26,6 +26,7 @@ from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bound
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
+from jsg.models.delta_spec import HeadStates
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import FULL, LAYER_KINDS
 from jsg.sched.buckets import BucketKey, Phase, make_deterministic_buckets
@@ -47,9 +48,12 @@ def llama(num_layers: int = LLAMA_8B["num_hidden_layers"]) -> programs.Model:
 def check_forward(program: Program, of: programs.Model) -> None:
     """Checks what holds for every step: pools and table in place, one graph, kernels that an H200 can launch."""
     assert program.aliased_bytes >= of.donated_bytes
-    pools = [of.layer_elements, *([] if of.vision is None else [of.vision.size]), *sorted(of.state_elements)[-1:]]
-    # XLA writes latent rows, where they lie: a copy would be seen in the temporaries.
-    has_latents = any(isinstance(layer.attention, LatentSpec) for layer in of.config.layers)
+    mixers = [layer.attention for layer in of.config.layers]
+    pools = [of.layer_elements, *([] if of.vision is None else [of.vision.size])]
+    if any(isinstance(mixer, HeadStates) for mixer in mixers):
+        pools.append(max(of.state_elements))
+    # XLA writes latent rows and inputs of convolutions where they lie: a copy would be seen in the temporaries.
+    has_latents = any(isinstance(mixer, LatentSpec) for mixer in mixers)
     assert program.makers_of(min(pools)) <= (IN_PLACE | {"scatter", "fusion"} if has_latents else IN_PLACE)
     assert program.is_one_command_buffer
     assert program.fits
