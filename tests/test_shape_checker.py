@@ -10,7 +10,7 @@ from tests.shape_checker import checked
 
 def test_a_wrong_shape_is_seen():
     with pytest.raises(jaxtyping.TypeCheckError, match="gated"):
-        ops.gated(jnp.zeros((5, 3, 4)))
+        ops.gated(jnp.zeros((5, 4)))
 
 
 def test_a_wrong_item_is_seen_and_nothing_is_drawn_from_random():

@@ -170,7 +170,7 @@ class RequestTable:
         match = self._match(running)
         num_cached, num_usable = match.num_tokens, self._num_usable(running, match)
         slots = states_of(self._allocator)
-        if slots is not None and slots.awaits(match, num_usable + LEAST_AGAIN):
+        if slots is not None and slots.awaits(match, num_usable + 1):
             return None
         if num_usable < num_cached:
             match = self._cache.match(running.key[:num_usable], running.request.namespace)

@@ -41,7 +41,7 @@ UNKNOWN = {
     "whisper": shape("WhisperForConditionalGeneration", d_model=1280, encoder_layers=32, num_mel_bins=128),
     "gpt2": shape("GPT2LMHeadModel", n_embd=768, n_layer=12, n_head=12, activation_function="gelu_new"),
     "internvl": shape("InternVLChatModel", llm_config={"architectures": ["Qwen2ForCausalLM"]}),
-    "nemotron-nvfp4": shape("NemotronHForCausalLM", **TEXT, quantization_config=MODELOPT["quantization"]),
+    "jamba-nvfp4": shape("JambaForCausalLM", **TEXT, quantization_config=MODELOPT["quantization"]),
     "llada": shape("LLaDAModelLM", d_model=4096, n_heads=32, mlp_ratio=4),
     "bitnet": shape("BitNetForCausalLM", **TEXT, hidden_act="relu2", quantization_config={"quant_method": "bitnet"}),
     "a list": {"architectures": ["XForCausalLM"], "hidden_size": [1, 2]},

@@ -329,14 +329,14 @@ SERVER = (
     Mutation(
         "server: a line end inside an event is not escaped",
         "jsg/server/http/event_stream.py",
-        "data = data.replace(raw, escaped)",
-        "data = data",
+        "piece = piece.replace(raw, escaped)",
+        "piece = piece",
         "tests/server",
     ),
     Mutation(
         "server: a failure in a stream is no event",
         "jsg/server/http/event_stream.py",
-        "            await send_body(self._encode(self._failure(error)))\n",
+        '            await send_body(b"".join(self._encode(self._failure(error))))\n',
         "",
         "tests/server/test_faults.py tests/server/test_generate.py",
     ),

@@ -69,8 +69,8 @@ SCHED = (
     Mutation(
         "sched: a chunk is larger than the budget",
         "jsg/sched/scheduler.py",
-        "wanted = min(running.num_known - start, budget)",
-        "wanted = min(running.num_known - start, budget + 1)",
+        "wanted = min(max(point - start, num_again), budget)",
+        "wanted = min(max(point - start, num_again), budget + 1)",
         "tests/sched/test_scheduler.py",
     ),
     Mutation(
