@@ -18,8 +18,7 @@ import zmq.asyncio
 
 from jsg.config import EngineConfig
 from jsg.engine.child.intake import UNITS
-from jsg.engine.child.protocol import Progress
-from jsg.engine.child.wire import MessageDecoder
+from jsg.engine.child.protocol import Progress, ToEngine
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.client import MAX_MESSAGES, EngineClient, receive_waiting
 from jsg.errors import (
@@ -480,16 +479,14 @@ def test_requests_of_one_moment_travel_in_one_message(use: Use, monkeypatch):
 
 def test_points_for_snapshots_go_to_an_engine_that_keeps_states(use: Use, monkeypatch):
     async def main(client: EngineClient) -> None:
-        info, decoder, send = client.info, MessageDecoder(), client._socket.send_multipart
+        info, encode = client.info, client._encoder.encode
         sent: list[tuple[tuple[int, ...], int]] = []
 
-        def seen(frames, **how) -> None:
-            message = decoder.decode([memoryview(bytes(frame)) for frame in frames])
-            made = [each.make() for each in message.requests]
-            sent.extend((request.snapshot_at, request.turn_end) for request in made)
-            send(frames, **how)
+        def seen(message: ToEngine) -> list[bytes | memoryview]:
+            sent.extend((request.snapshot_at, request.turn_end) for request in message.requests)
+            return encode(message)
 
-        monkeypatch.setattr(client._socket, "send_multipart", seen)
+        monkeypatch.setattr(client._encoder, "encode", seen)
         for caches_states in (False, True):
             monkeypatch.setattr(EngineClient, "info", dataclasses.replace(info, caches_states=caches_states))
             await collect(client, dataclasses.replace(request(f"r{caches_states}"), snapshot_at=(1, 3), turn_end=2))
