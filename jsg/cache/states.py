@@ -85,8 +85,9 @@ class State:
 class StateSlots:
     """The slots of states: one for each running request, and some for prefixes.
 
-    Without users, states of prefixes stay until others need their slots. Those that `State.goes_first` names go first,
-    and then the least recently used one.
+    Without users, states of prefixes stay until others need their slots. Those that `State.goes_first` names go first.
+    Then the least recently used one goes, but those from which several requests have gone on go last, as long as they
+    are no more than half of all: a flood of ends to which nobody comes back takes the place of none of them.
 
     Invariants: free + running + evictable + locked == total. Prefixes and requests with a second slot have at most
     `most_cached` of them, so there is always one for a request.
@@ -110,7 +111,7 @@ class StateSlots:
         self._page_size = page_size
         self._numbers = PageAllocator(1 + max_running + most_cached)
         self._states: dict[int, State] = {}
-        self._idle: tuple[OrderedDict[State, None], ...] = (OrderedDict(), OrderedDict())
+        self._idle: tuple[OrderedDict[State, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
         self._num_cached = self._num_second = 0
         self._pending: set[int] = set()
         self._told: Callable[[np.ndarray, int], None] | None = None
@@ -216,8 +217,11 @@ class StateSlots:
         """Puts a state that nobody needs behind those of its kind, which go before it."""
         for queue in self._idle:
             queue.pop(state, None)
+        first, usual, shared = self._idle
         if state.page and not state.num_users:
-            self._idle[0 if state.goes_first else 1][state] = None
+            (first if state.goes_first else shared if state.num_uses > 1 else usual)[state] = None
+        if 2 * len(shared) > self.most_cached:
+            usual[shared.popitem(last=False)[0]] = None
 
     def _tell(self, page: int) -> None:
         if self._told is not None:

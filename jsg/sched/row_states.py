@@ -193,11 +193,13 @@ class StateRows:
             if self._slots.put(state, is_pending=not is_last):
                 if not is_spare:
                     self._slots.cover(next((other for other in state.line if not (is_last and other in made)), None))
-                if (read := self._end_reading(place)) is not None:
-                    self._left.append(read)
-                place.state_slot = self._slots.take()
+                self._left += filter(None, [self._end_reading(place)])
                 made.append(state)
-                self._read(place, state)
+                if is_last:
+                    place.state_slot = 0
+                else:
+                    place.state_slot = self._slots.take()
+                    self._read(place, state)
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """See `RowStates`. A step has read the states of prefixes from which rows have gone on."""
@@ -249,7 +251,8 @@ class StateRows:
                 self._slots.forget(state)
         if place.row in self._second:
             self._drop_second(*self._second[place.row])
-        self._slots.give(place.state_slot)
+        if place.state_slot:
+            self._slots.give(place.state_slot)
         if not self._made:  # there may be no further step
             self._slots.begin_step()
             self._leave()

@@ -143,8 +143,9 @@ def check_states(slots: StateSlots) -> None:
     num_forgotten = slots._num_cached - len(used)
     assert 0 <= slots.num_yielding - len(held) <= num_forgotten, "yielding states are counted wrongly"
     assert slots._pending <= slots._states.keys()
-    for first, queue in zip((True, False), slots._idle, strict=True):
-        assert all(state.goes_first == first for state in queue), "a state waits among those of another worth"
+    first, usual, shared = slots._idle
+    assert all(state.goes_first for state in first) and not any(state.goes_first for state in (*usual, *shared))
+    assert all(state.num_uses > 1 for state in shared) and 2 * len(shared) <= slots.most_cached
 
 
 def check_window_group(group: WindowGroup) -> None:

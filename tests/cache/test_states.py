@@ -62,6 +62,22 @@ def test_a_branch_and_a_state_with_two_users_are_not_passed():
     assert kept(slots) == [1, 2, 4, 5]
 
 
+def test_what_several_requests_went_on_from_goes_last_up_to_half_of_all():
+    slots = make(most_cached=4)
+    for page in (1, 2, 3):
+        state = put(slots, page)
+        state.num_uses = 2
+        slots.use(state)
+        slots.leave(state)
+        check_states(slots)
+    for page in (4, 5):
+        put(slots, page)
+    assert kept(slots) == [2, 3, 4, 5], "one more than half is like any other"
+    for page in (6, 7, 8):
+        put(slots, page)
+    assert kept(slots) == [2, 3, 7, 8]
+
+
 def test_a_spare_state_takes_no_place_of_another():
     slots = make()
     first = put(slots, 1, is_covered=True)
