@@ -30,7 +30,7 @@ NODES_PER_GROUP = 8
 PAGES_PER_NODE = 32
 """In the time that it takes to visit a node, so many pages of a match are copied into the row of a request."""
 MOST_AWAITED = 64
-"""For so many cached prefixes that waiting prompts match, other kinds of state are kept longer."""
+"""Of so many cached prefixes that waiting prompts match, what layers with a window need is kept longer."""
 MAX_CONTINUATIONS = 8
 """The most tokens that the explanation of a miss shows."""
 
@@ -356,10 +356,9 @@ class RadixCache:
         """
         return self._watches.drain_changed()
 
-    def keep_awaited(self, num_next: int) -> None:
-        """Lets go last what waiting prompts need of other kinds of state, of which a step may take `num_next` units."""
-        for kind in self.kinds:
-            kind.keep_longest(map(self._match_at, itertools.islice(self._watches.places(), MOST_AWAITED)), num_next)
+    def awaited(self) -> Iterator[PrefixMatch]:
+        """Cached prefixes that waiting prompts match, at most `MOST_AWAITED`."""
+        return map(self._match_at, itertools.islice(self._watches.places(), MOST_AWAITED))
 
     def note_gain(self) -> None:
         """Notes that more of what is cached can be used than before, so that waiting prompts get new keys."""

@@ -77,7 +77,7 @@ class WindowGroup:
 
     @property
     def num_available(self) -> int:
-        """See `StateKind`: pages that can get a part."""
+        """Pages that can get a part."""
         return self._numbers.num_free + self.num_evictable
 
     @property
@@ -97,7 +97,10 @@ class WindowGroup:
         return np.maximum(self.window.first(num_pages * self._page_size), 0) // self._page_size
 
     def growth(self, num_there: int, num_more: int, num_next: int) -> int:
-        """See `StateKind`. A window grows up to its size, and reaches all tokens of a step beside."""
+        """Parts that a row of some tokens is expected to take for more tokens, `num_next` of them in the next step.
+
+        A window grows up to its size, and reaches all tokens of a step beside.
+        """
         most = self.num_needed + 1
         before, after = (min(-(-count // self._page_size), most) for count in (num_there, num_there + num_more))
         if self.window.is_aligned:  # it begins anew with few pages
@@ -158,7 +161,7 @@ class WindowGroup:
         self._put(pages[self._users[pages] == 0])
 
     def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:
-        """See `StateKind`."""
+        """Lets go last what it takes to use these prefixes, which waiting requests match, if few parts are free."""
         if self._numbers.num_free >= num_next:
             return
         ends = [np.empty(0, np.int32)]

@@ -169,8 +169,7 @@ class RequestTable:
         """
         match = self._match(running)
         num_cached, num_usable = match.num_tokens, self._num_usable(running, match)
-        slots = states_of(self._allocator)
-        if slots is not None and slots.awaits(match, num_usable + 1):
+        if self.slots is not None and self.slots.awaits(match, num_usable + 1):
             return None
         if num_usable < num_cached:
             match = self._cache.match(running.key[:num_usable], running.request.namespace)
@@ -183,7 +182,7 @@ class RequestTable:
         for states in self.states:
             states.admit(place, match)
         if self.has_states:
-            place.points = self._points(running, num_usable, num_cached)
+            place.state.points = self._points(running, num_usable, num_cached)
         return place
 
     def _match(self, running: RunningRequest) -> PrefixMatch:
@@ -204,22 +203,22 @@ class RequestTable:
         """Whether a last token can run that the state has already. Windows would see one token more then."""
         return self.has_states and self.page_size == 1 and not self.windows
 
-    def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, bool]:
-        """See `Placement.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
+    def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, int]:
+        """See `RowState.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
         request = running.request
-        points = {request.turn_end: False} | dict.fromkeys(request.snapshot_at, True)
+        points = {request.turn_end: 1} | dict.fromkeys(request.snapshot_at, 2)
         if request.hold:
-            points[running.num_known] = True
+            points[running.num_known] = 2
         assert running.watch is not None and running.watch.group is not None, "it is still in the queue"
         if running.num_known - num_usable >= LEAST_AGAIN:
             common = min(running.watch.group.common(running.watch, self.page_size), running.num_known)
-            points |= {end: True for end in (num_cached, common) if end - num_usable >= LEAST_AGAIN}
+            points |= {end: 2 for end in (num_cached, common) if end - num_usable >= LEAST_AGAIN}
         most = running.num_known if self._reads_again else max(running.match_limit, running.num_prompt - 1)
-        found: dict[int, bool] = {}
+        found: dict[int, int] = {}
         for end in sorted(points):
             last = min(end, most) // self.page_size * self.page_size
             if last > num_usable:
-                found[last] = points[end] or found.get(last, False)
+                found[last] = max(points[end], found.get(last, 0))
         return found
 
     def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
@@ -241,7 +240,8 @@ class RequestTable:
         num_next = self.pages_for(chunk) + len(self.pages)
         for states in self.states:
             states.move(places, num_next)
-        self._cache.keep_awaited(num_next)
+        for group in self.windows:
+            group.keep_longest(self._cache.awaited(), num_next)
 
     def num_branch_pages(self, request: Request) -> int:
         """Pages that the branches of a joined request need until it has its row."""
@@ -411,9 +411,9 @@ class RequestTable:
         place.num_dispatched = left
         place.num_again = max(place.num_again - num_tokens, 0)
 
-    def may_draft(self, place: Placement, num_new: int) -> bool:
-        """Whether the next step of a row may have so many tokens with drafts. What it reads is kept until then."""
-        return all(states.double(place, num_new) for states in self.states)
+    def may_draft(self, place: Placement, start: int) -> bool:
+        """Whether a step that begins at `start` may have drafts. What it reads is kept until these are verified."""
+        return all(states.double(place, start) for states in self.states)
 
     def _allocate(self, num_pages: int) -> np.ndarray:
         if num_pages > self._allocator.num_free:

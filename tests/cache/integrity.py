@@ -7,7 +7,7 @@ import numpy as np
 from jsg.cache.allocator import _USED, PageAllocator
 from jsg.cache.node import Node, path_up
 from jsg.cache.radix import RadixCache, _join_pages
-from jsg.cache.states import StateSlots
+from jsg.cache.states import PASSED, PENDING, SHARED, USUAL, StateSlots
 from jsg.cache.watch import Watch, WatchGroup, num_common
 from jsg.cache.watch_index import WatchIndex
 from jsg.cache.windows import GroupedAllocator, WindowGroup
@@ -122,7 +122,7 @@ def check_allocator(allocator: PageAllocator) -> None:
     assert allocator._index[0] == _USED, "page 0 is free"
     if isinstance(allocator, GroupedAllocator) and allocator.states is not None:
         check_states(allocator.states)
-        assert not allocator.states.slots[free].any(), "a free page has a state"
+        assert not allocator.states._ends[free].any(), "a free page has a state"
     for group in allocator.windows if isinstance(allocator, GroupedAllocator) else ():
         check_window_group(group)
         assert not group.parts[free].any(), "a free page has a part"
@@ -131,21 +131,18 @@ def check_allocator(allocator: PageAllocator) -> None:
 def check_states(slots: StateSlots) -> None:
     """Asserts the invariants. Walks all pages."""
     check_allocator(slots._numbers)
-    there = {page: int(slots.slots[page]) for page in np.flatnonzero(slots.slots).tolist()}
-    assert there == {page: state.slot for page, state in slots._states.items()}, "a state is misfiled"
+    assert np.flatnonzero(slots._ends).tolist() == sorted(slots._states), "a state is misfiled"
     assert all(state.page == page for page, state in slots._states.items())
     used = [state.slot for state in slots._states.values()]
     assert len(used) == len(set(used)) and not slots._numbers.is_free(np.array(used, np.int32)).any()
-    assert sum(slots.counts) == slots.num_total and slots._num_cached <= slots.most_cached
+    assert sum(slots.counts) == slots.num_total and len(used) <= slots._num_cached <= slots.most_cached
     idle = [state for state in slots._states.values() if not state.num_users]
     assert sorted(map(id, idle)) == sorted(id(state) for queue in slots._idle for state in queue), "a state is lost"
-    held = [state for state in slots._states.values() if 0 < state.num_users == state.num_holds]
-    num_forgotten = slots._num_cached - len(used)
-    assert 0 <= slots.num_yielding - len(held) <= num_forgotten, "yielding states are counted wrongly"
-    assert slots._pending <= slots._states.keys()
-    first, usual, shared = slots._idle
-    assert all(state.goes_first for state in first) and not any(state.goes_first for state in (*usual, *shared))
-    assert all(state.num_uses > 1 for state in shared) and 2 * len(shared) <= slots.most_cached
+    pending = {state.page for state in slots._pending if state.page}
+    assert pending == set(np.flatnonzero(slots._ends == PENDING).tolist())
+    passed, usual, shared = slots._idle
+    assert all(state.worth == PASSED for state in passed) and all(state.worth >= USUAL for state in usual)
+    assert all(state.worth == SHARED for state in shared) and 2 * len(shared) <= slots.most_cached
 
 
 def check_window_group(group: WindowGroup) -> None:
