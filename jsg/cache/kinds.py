@@ -44,6 +44,10 @@ class StateKind(Protocol):
         """The most of the first `num_tokens` of a cached prefix behind which a request can go on."""
         ...
 
+    def drop(self, pages: np.ndarray) -> None:
+        """Gives up what pages have of it, which are freed."""
+        ...
+
     def check(self, *, is_idle: bool) -> None:
         """Asserts that what there is of it adds up, and that nothing of it is in use when nothing runs."""
         ...

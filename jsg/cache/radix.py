@@ -100,7 +100,6 @@ class RadixCache:
         page_size: int,
         allocator: PageAllocator,
         *,
-        kinds: Sequence[StateKind] = (),
         enabled: bool = True,
         clock: Callable[[], float] = time.time,
     ):
@@ -108,14 +107,13 @@ class RadixCache:
 
         Args:
             page_size: Tokens in a page.
-            allocator: It gets the pages that are evicted.
-            kinds: What is kept of prefixes beside their pages.
+            allocator: It gets the pages that are evicted, and knows what is kept of prefixes beside them.
             enabled: If it is False, the cache stays empty and nothing matches.
             clock: It returns seconds since the epoch, for the log of evictions and the age of nodes.
         """
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
-        self.kinds = tuple(kinds)
+        self.kinds = allocator.kinds
         self.enabled = enabled
         self.num_evictable = 0
         self.num_protected = 0

@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.kinds import PrefixMatch, StateKind
+from jsg.cache.kinds import PrefixMatch
 from jsg.cache.states import StateSlots
 from jsg.window import Window
 
@@ -258,42 +258,28 @@ class WindowGroup:
 
 @final
 class GroupedAllocator(PageAllocator):
-    """Hands out pages with a part in each group of layers with a window, and forgets the states after freed pages.
+    """Hands out pages with a part in each group of layers with a window. What other kinds have of them goes with them."""
 
-    Attributes:
-        windows: The groups.
-        states: The slots of states; None for a model without.
-        has_layers: Whether layers see all tokens, so that each page has keys and values under its own number too.
-    """
-
-    def __init__(
-        self, num_pages: int, windows: Sequence[WindowGroup], states: StateSlots | None = None, *, has_layers: bool
-    ):
+    def __init__(self, num_pages: int, kinds: Sequence[WindowGroup | StateSlots], *, has_layers: bool):
+        """With `has_layers` some layers see all tokens, so each page has keys and values under its own number too."""
         super().__init__(num_pages)
-        self.windows = tuple(windows)
-        self.states = states
-        self.has_layers = has_layers
-
-    @property
-    def maps(self) -> tuple[np.ndarray | None, ...]:
-        """For each page group of the device, what says by page its number there; None for the page itself."""
-        return (*([None] if self.has_layers else []), *(group.parts for group in self.windows))
+        self.kinds = tuple(kinds)
+        self._windows = [kind for kind in kinds if isinstance(kind, WindowGroup)]
+        self.maps = (*([None] if has_layers else []), *(group.parts for group in self._windows))
 
     def allocate(self, n: int) -> np.ndarray | None:
         """See `PageAllocator`. If there are pages, there must be parts."""
         pages = super().allocate(n)
         if pages is not None:
-            for group in self.windows:
+            for group in self._windows:
                 group.add(pages)
         return pages
 
     def free(self, pages: np.ndarray) -> None:
         """See `PageAllocator`."""
         super().free(pages)
-        for group in self.windows:
-            group.drop(pages)
-        if self.states is not None:
-            self.states.drop(pages)
+        for kind in self.kinds:
+            kind.drop(pages)
 
 
 def make_allocator(
@@ -312,25 +298,9 @@ def make_allocator(
         num_slots: Slots of states, for running requests and for prefixes; None for a model without states.
     """
     total = num_pages[None]
-    windows = [
+    kinds: list[WindowGroup | StateSlots] = [
         WindowGroup(window, total, count, page_size) for window, count in num_pages.items() if window is not None
     ]
-    states = StateSlots(total, *num_slots, page_size) if num_slots else None
-    is_plain = not windows and states is None
-    return PageAllocator(total) if is_plain else GroupedAllocator(total, windows, states, has_layers=has_layers)
-
-
-def windows_of(allocator: PageAllocator) -> tuple[WindowGroup, ...]:
-    """The groups of layers with a window whose parts pages get when they are allocated."""
-    return allocator.windows if isinstance(allocator, GroupedAllocator) else ()
-
-
-def states_of(allocator: PageAllocator) -> StateSlots | None:
-    """The slots of states, if the model has any."""
-    return allocator.states if isinstance(allocator, GroupedAllocator) else None
-
-
-def kinds_of(allocator: PageAllocator) -> tuple[StateKind, ...]:
-    """What is kept of prefixes beside their pages."""
-    states = states_of(allocator)
-    return (*windows_of(allocator), *([] if states is None else [states]))
+    if num_slots is not None:
+        kinds.append(StateSlots(total, *num_slots, page_size))
+    return GroupedAllocator(total, kinds, has_layers=has_layers)

@@ -12,7 +12,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.radix import RadixCache
 from jsg.cache.states import StateSlots
-from jsg.cache.windows import GroupedAllocator, WindowGroup, states_of, windows_of
+from jsg.cache.windows import WindowGroup
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.row_states import RowStates, StateRows, WindowRows
@@ -62,7 +62,9 @@ class RequestTable:
         dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
         copies: By row, the KV slots to copy before the row is read: sources and targets.
         lacking: By row, see `Batch.lacking`.
-        states: What rows have of further kinds of state.
+        windows: The groups of layers with a window, with the parts that pages have in them.
+        slots: The slots of states; None if no layer keeps a state of each request.
+        states: What rows have of these.
         num_uncached_pages: How many pages in use the tree does not own.
         num_kept: How many kept prefixes were not dropped yet.
     """
@@ -82,11 +84,11 @@ class RequestTable:
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lacking: dict[int, Sequence[np.ndarray]] = {}
-        self.states: tuple[RowStates, ...] = ()
-        if windows := windows_of(allocator):
-            self.states += (WindowRows(windows, self.pages),)
-        if (slots := states_of(allocator)) is not None:
-            self.states += (StateRows(slots, self.pages, cache.page_size),)
+        self.windows = [kind for kind in allocator.kinds if isinstance(kind, WindowGroup)]
+        self.slots = next((kind for kind in allocator.kinds if isinstance(kind, StateSlots)), None)
+        self.states: list[RowStates] = [WindowRows(self.windows, self.pages)] if self.windows else []
+        if self.slots is not None:
+            self.states.append(StateRows(self.slots, self.pages, cache.page_size))
         self.num_uncached_pages = 0
         self.num_kept = self._num_set_rows = 0
         self._allocator = allocator
@@ -99,24 +101,14 @@ class RequestTable:
         return self._cache.page_size
 
     @property
-    def slots(self) -> StateSlots | None:
-        """The slots of states; None if no layer keeps a state of each request."""
-        return states_of(self._allocator)
-
-    @property
     def has_states(self) -> bool:
         """Whether the model keeps a state of each request, in a slot of the request's placement."""
         return self.slots is not None
 
     @property
-    def windows(self) -> tuple[WindowGroup, ...]:
-        """The groups of layers with a window, with the parts that pages have in them."""
-        return windows_of(self._allocator)
-
-    @property
     def maps(self) -> tuple[np.ndarray | None, ...]:
-        """For each page group of the device, what says by page its number there; None for the page itself."""
-        return self._allocator.maps if isinstance(self._allocator, GroupedAllocator) else (None,)
+        """See `PageAllocator`."""
+        return self._allocator.maps
 
     @property
     def num_pages(self) -> int:

@@ -10,7 +10,7 @@ from jsg.cache.radix import RadixCache, _join_pages
 from jsg.cache.states import PASSED, PENDING, SHARED, USUAL, StateSlots
 from jsg.cache.watch import Watch, WatchGroup, num_common
 from jsg.cache.watch_index import WatchIndex
-from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.cache.windows import WindowGroup
 
 
 def check_cache(cache: RadixCache) -> None:
@@ -120,12 +120,13 @@ def check_allocator(allocator: PageAllocator) -> None:
     assert (allocator._index[free] == np.arange(allocator.num_free)).all(), "a free page is misplaced"
     assert (allocator._index != _USED).sum() == allocator.num_free, "a page in use has an index among the free ones"
     assert allocator._index[0] == _USED, "page 0 is free"
-    if isinstance(allocator, GroupedAllocator) and allocator.states is not None:
-        check_states(allocator.states)
-        assert not allocator.states._ends[free].any(), "a free page has a state"
-    for group in allocator.windows if isinstance(allocator, GroupedAllocator) else ():
-        check_window_group(group)
-        assert not group.parts[free].any(), "a free page has a part"
+    for kind in allocator.kinds:
+        if isinstance(kind, StateSlots):
+            check_states(kind)
+            assert not kind._ends[free].any(), "a free page has a state"
+        elif isinstance(kind, WindowGroup):
+            check_window_group(kind)
+            assert not kind.parts[free].any(), "a free page has a part"
 
 
 def check_states(slots: StateSlots) -> None:
