@@ -44,6 +44,15 @@ class StateKind(Protocol):
         """The most of the first `num_tokens` of a cached prefix behind which a request can go on."""
         ...
 
+    @property
+    def num_needed(self) -> int:
+        """How many last pages of a prefix decide whether a request can use all of it."""
+        ...
+
+    def is_whole(self, pages: np.ndarray, num_pages: int) -> bool:
+        """Whether it can. These are the last of so many pages, `num_needed` of them or all."""
+        ...
+
     def drop(self, pages: np.ndarray) -> None:
         """Gives up what pages have of it, which are freed."""
         ...

@@ -364,15 +364,18 @@ class RadixCache:
 
     def usable_at(self, node: Node) -> int:
         """How many tokens of the path to the end of `node` a prompt can use that goes on there."""
-        return self.usable_len(self._match_to(node))
+        pages = _join_pages(_path_to_root(node)[::-1])
+        return self.usable_len(PrefixMatch(pages, node, len(pages) * self.page_size))
 
     def is_usable(self, node: Node) -> bool:
-        """Whether it can use all of them."""
-        return not self.kinds or self.usable_len(match := self._match_to(node)) == match.num_tokens
-
-    def _match_to(self, node: Node) -> PrefixMatch:
-        pages = _join_pages(_path_to_root(node)[::-1])
-        return PrefixMatch(pages, node, len(pages) * self.page_size)
+        """Whether it can use all of them. Looks at the last pages only."""
+        most, num_pages, last = max([0, *(kind.num_needed for kind in self.kinds)]), 0, []
+        for above in path_up(node):
+            if num_pages < most:
+                last.append(above)
+            num_pages += above.num_pages
+        pages = _join_pages(last[::-1])
+        return all(kind.is_whole(pages, num_pages) for kind in self.kinds)
 
     def usable_of(self, group: WatchGroup) -> int:
         """How many tokens of the cached prefix of its watches count in the order of waiting requests."""

@@ -81,10 +81,10 @@ class StateSlots:
         most_cached: The most states beside those of running requests.
         num_running: Slots that running requests write.
         num_kept: How many states of prefixes were ever kept.
-        orders: See `StateKind`.
+        orders: See `StateKind`, as for `num_needed`.
     """
 
-    orders = False
+    orders, num_needed = False, 1
 
     def __init__(self, num_pages: int, max_running: int, most_cached: int, page_size: int):
         """Starts without states. The pages are those of tokens, page 0 included."""
@@ -225,6 +225,10 @@ class StateSlots:
             self._told(np.array([page], np.int32), 0)
 
     # What a kind of state says.
+
+    def is_whole(self, pages: np.ndarray, num_pages: int) -> bool:
+        """See `StateKind`."""
+        return self._ends[pages[-1]] == READY
 
     def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
         """See `StateKind`."""

@@ -38,7 +38,7 @@ class WindowGroup:
 
     Attributes:
         window: Which tokens a token sees.
-        num_needed: How many pages before the end of a cached prefix may have to have parts: see `first_needed`.
+        num_needed: See `StateKind`, and `first_needed`.
         parts: int32, by page the number of its part; 0 for none.
         num_evictable: Parts outside of all windows.
         num_in_use: Parts that a window reaches.
@@ -109,6 +109,10 @@ class WindowGroup:
                 after = -(-(num_there + num_more) // self._page_size) - first
         return max(after - before, 0) + -(-num_next // self._page_size)
 
+    def is_whole(self, pages: np.ndarray, num_pages: int) -> bool:
+        """See `StateKind`."""
+        return bool((self.parts[pages[len(pages) - num_pages + self.first_needed(num_pages) :]] > 0).all())
+
     def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
         """See `StateKind`."""
         return self._num_usable(match.pages[: num_tokens // self._page_size]) * self._page_size
@@ -116,7 +120,7 @@ class WindowGroup:
     def _num_usable(self, pages: np.ndarray) -> int:
         """How many leading pages of a cached prefix can be used: the most of which those that are needed have parts."""
         count = len(pages)
-        if (self.parts[pages[self.first_needed(count) :]] > 0).all():
+        if self.is_whole(pages, count):
             return count
         ends = np.arange(count + 1)
         behind_missing = np.maximum.accumulate(np.append(0, np.where(self.parts[pages] == 0, ends[1:], 0)))
@@ -258,7 +262,7 @@ class WindowGroup:
 
 @final
 class GroupedAllocator(PageAllocator):
-    """Hands out pages with a part in each group of layers with a window. What other kinds have of them goes with them."""
+    """Hands out pages with a part in each group of layers with a window. What all kinds have of them goes with them."""
 
     def __init__(self, num_pages: int, kinds: Sequence[WindowGroup | StateSlots], *, has_layers: bool):
         """With `has_layers` some layers see all tokens, so each page has keys and values under its own number too."""

@@ -28,6 +28,9 @@ def check_cache(cache: RadixCache) -> None:
     assert len(np.unique(pages)) == len(pages), "two nodes own one page"
     assert not cache._allocator.is_free(pages).any(), "a cached page is free"
     assert not (pages == 0).any(), "page 0 is cached"
+    for node in nodes if cache.kinds else ():
+        depth = sum(above.num_tokens for above in path_up(node))
+        assert cache.is_usable(node) == (cache.usable_at(node) == depth), "a node can be used otherwise than it says"
     _check_queue(cache, nodes)
     _check_watches(cache, nodes)
 

@@ -1,10 +1,14 @@
 """Slots of states: which states of prefixes there are, which goes first, and that no slot has two owners."""
 
 import numpy as np
+import pytest
 
+from jsg.cache import radix
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.node import Root
+from jsg.cache.radix import RadixCache
 from jsg.cache.states import SHARED, State, StateSlots
+from jsg.cache.windows import make_allocator
 from tests.cache.integrity import check_states
 
 
@@ -174,3 +178,17 @@ def test_holds_keep_half_of_the_states_at_most():
     put(slots, 9)
     put(slots, 10)
     assert kept(slots) == [3, 8, 9, 10]
+
+
+def test_whether_a_node_can_be_used_is_seen_without_its_path(monkeypatch: pytest.MonkeyPatch):
+    allocator = make_allocator({None: 2000}, 1, has_layers=True, num_slots=(2, 4))
+    cache = RadixCache(1, allocator)
+    stem = np.arange(1000, dtype=np.int32)
+    for end in range(100):
+        tokens = np.append(stem, np.int32(1000 + end))
+        there = cache.match(tokens)
+        cache.insert(tokens, np.concatenate([there.pages, allocator.allocate(len(tokens) - there.num_tokens)]))
+    joined, join = [], radix._join_pages
+    monkeypatch.setattr(radix, "_join_pages", lambda path: joined.append(pages := join(path)) or pages)
+    assert not any(map(cache.is_usable, cache._nodes()))
+    assert sum(map(len, joined)) <= allocator.num_total, "each page is looked at once at most"
