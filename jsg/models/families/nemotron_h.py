@@ -1,6 +1,10 @@
 """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a Mamba-2, attention without rope, a block, or experts.
 
-Blocks have no gates, but the square of ReLU. A step is at least `time_step_min`, as transformers computes prompts.
+Blocks have no gates, but the square of ReLU.
+
+A step is within `time_step_limit`, in prompts and in answers, as in the publisher's own code: 0 to infinity in all
+files, as vLLM has it. transformers 5.23 has at least `time_step_min`, 0.001, in prompts and nothing in answers. That
+field is about the first values of a training, and as a bound it costs quality (transformers #48989, mlx-lm #1026).
 """
 
 import dataclasses
@@ -41,9 +45,8 @@ def kinds(config: Fields) -> list[str]:
 def attention(config: Fields) -> dict[str, Mixer]:
     """The mixer of each kind of layer."""
     projections = tuple(f"mixer.{name}_proj" for name in "qkv")
-    smallest = config.number("time_step_min")
     return {
-        LINEAR: read_mamba(config, "mixer", FIELDS, (smallest, float("inf"))),
+        LINEAR: read_mamba(config, "mixer", FIELDS),
         FULL: read_heads(config, projections=projections, output="mixer.o_proj"),
         BLOCK: NoMixer(),
         EXPERTS: NoMixer(),
@@ -108,7 +111,7 @@ FAMILY = PLAIN.variant(
         "ssm_state_size": 128,
         "conv_kernel": 4,
         "use_conv_bias": True,
-        "time_step_min": 0.001,
+        "time_step_limit": [0.0, float("inf")],
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
@@ -130,17 +133,17 @@ FAMILY = PLAIN.variant(
         "use_bias": False,
     },
     ignored=frozenset(
-        "chunk_size expand hidden_act mamba_chunk_size mamba_dt_init_floor mamba_dt_limit mamba_dt_max mamba_expand "
+        "chunk_size expand hidden_act mamba_chunk_size mamba_dt_init_floor mamba_dt_max mamba_dt_min mamba_expand "
         "mamba_proj_bias moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type norm_eps "
         "num_logits_to_keep num_nextn_predict_layers num_query_groups rescale_prenorm_residual rms_norm_eps "
-        "rope_theta time_step_floor time_step_limit time_step_max time_step_rank use_mamba_kernels".split()
+        "rope_theta time_step_floor time_step_max time_step_min time_step_rank use_mamba_kernels".split()
     ),
     aliases={
         "attention_head_dim": "head_dim",  # of the first published files
         "layer_types": "layers_block_type",
         "mamba_conv_bias": "use_conv_bias",
         "mamba_d_conv": "conv_kernel",
-        "mamba_dt_min": "time_step_min",
+        "mamba_dt_limit": "time_step_limit",
         "mamba_n_groups": "n_groups",
         "num_local_experts": "n_routed_experts",
     },
