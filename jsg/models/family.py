@@ -159,19 +159,33 @@ def _of_each[Part](part: Part | Sequence[Part], count: int) -> Sequence[Part]:
     return part if isinstance(part, Sequence) else [part] * count
 
 
+def sizes(**given: int | None) -> dict[str, int | None]:
+    """The fields of these sizes, by the words that most families have for them."""
+    return {_SIZES[name]: size for name, size in given.items()}
+
+
+_SIZES = {
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "inner": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "context": "max_position_embeddings",
+    "window": "sliding_window",
+    "expert_inner": "moe_intermediate_size",
+    "per_token": "num_experts_per_tok",
+}
+
 PLAIN = Family(
     architecture="",
     model_type="",
-    defaults={
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "head_dim": None,
+    defaults=sizes(
+        vocab=32000, width=4096, inner=11008, layers=32, heads=32, kv_heads=None, head_dim=None, context=2048
+    )
+    | {
         "hidden_act": "silu",
-        "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10_000.0,
         "tie_word_embeddings": False,

@@ -3,6 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import gemma2
+from jsg.models.family import sizes
 from jsg.models.parts import FULL, SLIDING, by_kind, read_ropes
 from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
 
@@ -17,9 +18,8 @@ def attention(config: Fields) -> dict[str, AttentionSpec]:
 FAMILY = gemma2.FAMILY.variant(
     architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
-    defaults={
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
+    defaults=sizes(vocab=262208, context=131072)
+    | {
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,
         "sliding_window_pattern": 6,

@@ -16,6 +16,7 @@ from jsg.models.block_spec import (
     StackSpec,
 )
 from jsg.models.families import gemma2
+from jsg.models.family import sizes
 from jsg.models.parts import (
     FULL,
     MAX_EXPERTS,
@@ -183,12 +184,9 @@ def _beside(config: Fields) -> BesideSpec | None:
 FAMILY = gemma2.FAMILY.variant(
     architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
-    defaults={
-        "vocab_size": 262144,
-        "num_hidden_layers": 30,
-        "max_position_embeddings": 131072,
+    defaults=sizes(vocab=262144, layers=30, context=131072, window=512, expert_inner=None)
+    | {
         "rope_parameters": ROPES,
-        "sliding_window": 512,
         "final_logit_softcapping": None,
         "use_bidirectional_attention": None,
         "global_head_dim": 512,
@@ -202,7 +200,6 @@ FAMILY = gemma2.FAMILY.variant(
         "enable_moe_block": False,
         "num_experts": None,
         "top_k_experts": None,
-        "moe_intermediate_size": None,
     },
     without="query_pre_attn_scalar rope_theta attn_logit_softcapping",
     ignored=frozenset({"hidden_act"}),

@@ -5,7 +5,7 @@ import dataclasses
 from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec
 from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import FULL, num_layers, read_attention, read_feed_forward, read_layer_types, read_norm
 from jsg.models.spec import Mixer, ModelSpec
 from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
@@ -59,12 +59,8 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 FAMILY = PLAIN.variant(
     architecture="Lfm2ForCausalLM",
     model_type="lfm2",
-    defaults={
-        "vocab_size": 65536,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 128000,
+    defaults=sizes(vocab=65536, width=2560, inner=12288, kv_heads=8, context=128000)
+    | {
         "norm_eps": 1e-5,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,

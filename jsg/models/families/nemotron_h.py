@@ -14,7 +14,7 @@ from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, NoMixer, SharedExpertSpec
 from jsg.models.families import glm4_moe
 from jsg.models.families.granitemoehybrid import KINDS, read_mamba
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import FULL, LINEAR, MAX_LAYERS, is_on, read_heads
 from jsg.models.spec import Mixer, ModelSpec, TensorNames
 
@@ -94,15 +94,12 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 FAMILY = PLAIN.variant(
     architecture="NemotronHForCausalLM",
     model_type="nemotron_h",
-    defaults={
-        "vocab_size": 131072,
-        "intermediate_size": 21504,
-        "num_hidden_layers": None,
+    defaults=sizes(
+        vocab=131072, inner=21504, layers=None, kv_heads=8, head_dim=128, context=4096, expert_inner=7688, per_token=2
+    )
+    | {
         "layers_block_type": None,
         "hybrid_override_pattern": "ME*-",
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
         "layer_norm_epsilon": 1e-5,
         "mlp_bias": False,
         "mamba_num_heads": 128,
@@ -114,8 +111,6 @@ FAMILY = PLAIN.variant(
         "time_step_limit": [0.0, float("inf")],
         "n_routed_experts": 8,
         "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 7688,
         "moe_shared_expert_intermediate_size": 7688,
         "routed_scaling_factor": 1.0,
         "n_group": 1,

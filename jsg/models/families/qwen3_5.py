@@ -2,6 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.families import qwen2_moe, qwen3_next
+from jsg.models.family import sizes
 from jsg.models.spec import Mixer, TensorNames
 from jsg.models.wrapper import TEXT_ONLY, TEXT_PREFIXES, Wrapper
 
@@ -20,12 +21,8 @@ FAMILY = qwen3_next.FAMILY.variant(
     architecture="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
     only={"mamba_ssm_dtype": "float32", "attn_output_gate": True},
-    defaults={
-        "vocab_size": 248320,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 4,
+    defaults=sizes(vocab=248320, width=4096, inner=12288, layers=32, kv_heads=4)
+    | {
         "output_gate_type": GATES[0],
     },
     without=" ".join([*qwen2_moe.EXPERTS, "shared_expert_intermediate_size"]),
