@@ -49,12 +49,10 @@ def _read_wrapped(path: Path, whole: Fields, architecture: str, wrapper: Wrapper
     refuse_quantised(path, whole, text)
     model = _with_eos_tokens(path, family_of(TEXT_HALVES[model_type]).read(text))
     vision = None if tower is None else read_vision(whole, architecture, model.vocab_size)
-    refuse_unknown(whole, wrapper.fields, architecture)
+    refuse_unknown(whole, wrapper.known_fields, architecture)
     if tower is not None:
         refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
-    unread = f"{wrapper.names.unread}|{model.names.unread}"
-    names = dataclasses.replace(wrapper.names, unread=unread)
-    return dataclasses.replace(model, vision=vision, names=names, notes=model.notes + wrapper.notes)
+    return wrapper.around(model, vision)
 
 
 def _with_eos_tokens(path: Path, model: ModelSpec) -> ModelSpec:

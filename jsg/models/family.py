@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 from jsg.fields import Fields
@@ -18,10 +17,9 @@ from jsg.models.parts import (
     read_norm,
     read_window,
     require_values,
-    with_unread,
 )
 from jsg.models.rope_fields import context_field, read_context
-from jsg.models.spec import LayerSpec, Mixer, ModelSpec
+from jsg.models.spec import CAUSAL_PREFIXES, LayerSpec, Mixer, ModelSpec, TensorNames
 from jsg.models.without_effect import refuse_unknown
 
 CAUSAL_RULE = "be true, for a token sees only those before it"
@@ -42,12 +40,12 @@ class Family:
     Attributes:
         architecture: Its name in `architectures`.
         model_type: Its other name.
-        other_types: Names that some files have in place of it.
+        other_types: Names that some files have in place of it. Only this family has them, and no variant of it.
         defaults: Each field that it reads, with the value of an absent one, which is that of the configuration class in
             transformers: files leave fields out. A null is not an absence: it says "none", which only some fields can
             be.
         only: Fields with their only supported value, which an absent one has too. A null is what is off or empty.
-        ignored: Fields that have no effect in this family.
+        ignored: Fields that have no effect in this family, with spaces between them.
         aliases: Another name of a field → its name.
         attention: Attention without windows: what `read_attention` is given, or a function. It may differ by layer, or
             by kind in a mapping.
@@ -59,6 +57,7 @@ class Family:
         scales_context: Whether `max_position_embeddings` is without the factor by which rope is scaled.
         later_layers: The field that says how many layers a checkpoint may have behind the last. They predict later
             tokens, and nothing reads them.
+        unread: A pattern of the names of other tensors that a checkpoint may have and nothing reads.
         model: The model, made of the one with these layers.
     """
 
@@ -67,7 +66,7 @@ class Family:
     other_types: tuple[str, ...] = ()
     defaults: Mapping[str, Any]
     only: Mapping[str, Any]
-    ignored: AbstractSet[str] = frozenset()
+    ignored: str = ""
     aliases: Mapping[str, str]
     attention: Mapping[str, Any] | Callable[[Fields], Mixer | Mapping[str, Mixer] | Sequence[Mixer]]
     kinds: int | str | Callable[[Fields], Sequence[str]] = all_full
@@ -76,6 +75,7 @@ class Family:
     norm: Mapping[str, Any]
     scales_context: bool = True
     later_layers: str | None = None
+    unread: str = "(?!)"
     model: Callable[[Fields, ModelSpec], ModelSpec] = lambda config, model: model
 
     def variant(self, *, defaults: Mapping[str, Any], without: str = "", **changes: Any) -> "Family":
@@ -87,7 +87,7 @@ class Family:
             **changes: Other attributes.
         """
         kept = {name: value for name, value in self.defaults.items() if name not in without.split()}
-        return dataclasses.replace(self, defaults={**kept, **defaults}, **changes)
+        return dataclasses.replace(self, defaults={**kept, **defaults}, **{"other_types": (), **changes})
 
     def read(self, config: Fields) -> ModelSpec:
         """The model of a file.
@@ -101,7 +101,7 @@ class Family:
         config.require(is_own, "model_type", f"be {self.model_type}", model_type)
         is_causal = config.over({"is_causal": True}).get("is_causal")  # transformers takes a null as false
         config.require(is_causal is True, "is_causal", CAUSAL_RULE, is_causal)
-        refuse_unknown(config, {*self.defaults, *self.only, *self.aliases, *self.ignored}, self.architecture)
+        refuse_unknown(config, {*self.defaults, *self.only, *self.aliases, *self.ignored.split()}, self.architecture)
         renamed = {name: config.get(alias) for alias, name in self.aliases.items() if config.get(alias) is not None}
         nulls = {name: None for alias, name in self.aliases.items() if config.over({alias: 0}).get(alias) is None}
         own_code = config.section("auto_map")
@@ -132,7 +132,11 @@ class Family:
         )
         ropes = {layer.attention.rope for layer in layers} - {None}
         rope = ropes.pop() if len(ropes) == 1 else None
-        model = ModelSpec(
+        unread = self.unread
+        if self.later_layers is not None:
+            later = config.integer(self.later_layers, default=0, low=0, high=MAX_LAYERS)
+            unread = rf"model\.layers\.({'|'.join(map(str, range(count, count + later)))})\..*|{unread}"
+        return ModelSpec(
             architecture=self.architecture,
             vocab_size=config.integer("vocab_size"),
             hidden_size=config.integer("hidden_size"),
@@ -142,12 +146,8 @@ class Family:
             tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
             eos_token_ids=config.token_ids("eos_token_id"),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
+            names=TensorNames(prefixes=CAUSAL_PREFIXES, unread=unread),
         )
-        if self.later_layers is None:
-            return model
-        later = config.integer(self.later_layers, default=0, low=0, high=MAX_LAYERS)
-        numbers = "|".join(str(layer) for layer in range(count, count + later))
-        return with_unread(model, rf"model\.layers\.({numbers})\..*")
 
 
 def _read_mlp(config: Fields, **given: Any) -> FeedForwardSpec | ExpertsSpec:

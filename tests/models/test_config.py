@@ -195,7 +195,7 @@ def test_a_family_reads_what_it_declares_and_nothing_else(tmp_path, monkeypatch)
         undeclared = names - {
             *family.defaults,
             *family.only,
-            *family.ignored,
+            *family.ignored.split(),
             *family.aliases,
             *ROPE_FIELDS,
             *READ_FOR_ALL,

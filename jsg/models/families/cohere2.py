@@ -36,10 +36,8 @@ FAMILY = PLAIN.variant(
         "eos_token_id": 255001,
     },
     without="rms_norm_eps",
-    ignored=frozenset(
-        "layer_switch order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_sharing "
-        "use_gated_activation use_parallel_block use_parallel_embedding".split()
-    ),
+    ignored="layer_switch order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_sharing "
+    "use_gated_activation use_parallel_block use_parallel_embedding",
     attention=attention,
     kinds="sliding_window_pattern",
     norms={"before_attention": "input_layernorm"},

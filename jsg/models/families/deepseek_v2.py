@@ -21,7 +21,6 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 FAMILY = deepseek_v3.FAMILY.variant(
     architecture="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
-    other_types=(),
     only={"scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 1}
     | {"norm_topk_prob": False, "rope_interleave": True, "mlp_bias": False},
     defaults=sizes(
@@ -37,7 +36,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "routed_scaling_factor": 1.0,
     },
     without="n_group topk_group norm_topk_prob rope_interleave num_nextn_predict_layers",
-    ignored=deepseek_v3.FAMILY.ignored | {"n_group", "topk_group"},
+    ignored=f"{deepseek_v3.FAMILY.ignored} n_group topk_group",
     aliases={"num_experts": "n_routed_experts"},
     attention=attention,
     mlp=mlp,

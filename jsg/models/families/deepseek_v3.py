@@ -82,6 +82,6 @@ FAMILY = glm4_moe.FAMILY.variant(
         "rms_norm_eps": 1e-6,
     },
     without="head_dim partial_rotary_factor use_qk_norm",
-    ignored=frozenset({"head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha"}),
+    ignored="head_dim qk_head_dim ep_size",
     attention=attention,
 )

@@ -9,11 +9,7 @@ from jsg.models.parts import (
     read_experts,
     read_feed_forward,
     read_shared_experts,
-    with_unread,
 )
-
-LATER_TOKENS = r"(model\.)?mtp_.*"
-"""Tensors of blocks that predict later tokens."""
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
@@ -58,9 +54,9 @@ FAMILY = PLAIN.variant(
         "moe_layer_interval": 1,
         "moe_norm_min": 1e-12,
     },
-    ignored=frozenset("moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers".split()),
+    ignored="moe_capacity moe_gate num_nextn_predict_layers",
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     attention={"is_interleaved": True},
     mlp=mlp,
-    model=lambda config, model: with_unread(model, LATER_TOKENS),
+    unread=r"(model\.)?mtp_.*",  # blocks that predict later tokens
 )

@@ -64,7 +64,7 @@ FAMILY = PLAIN.variant(
         "use_bidirectional_attention": False,
     },
     without="hidden_act",
-    ignored=frozenset({"hidden_act", "sliding_window_size"}),
+    ignored="hidden_act sliding_window_size",
     attention=attention,
     kinds=2,
     mlp=mlp,

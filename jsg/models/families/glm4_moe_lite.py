@@ -10,7 +10,6 @@ MLP = {**glm4_moe.SIGMOIDS, "kinds_field": "mlp_layer_types"}
 FAMILY = deepseek_v3.FAMILY.variant(
     architecture="Glm4MoeLiteForCausalLM",
     model_type="glm4_moe_lite",
-    other_types=(),
     only={**deepseek_v3.FAMILY.only, "first_k_dense_replace": 1},
     defaults=sizes(
         vocab=154880, width=2048, inner=10240, layers=47, heads=20, kv_heads=20, context=202752, expert_inner=1536
@@ -29,7 +28,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "first_k_dense_replace": 1,
         "num_experts_per_tok": 4,
     },
-    ignored=deepseek_v3.FAMILY.ignored - {"head_dim"},
+    ignored="qk_head_dim ep_size",
     aliases={**deepseek_v3.FAMILY.aliases, "head_dim": "qk_rope_head_dim"},
     mlp=partial(glm4_moe.mlp, **MLP),
 )

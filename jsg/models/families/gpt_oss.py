@@ -49,7 +49,7 @@ FAMILY = PLAIN.variant(
         "swiglu_limit": 7.0,
         "num_experts_per_tok": 4,
     },
-    ignored=frozenset({"experts_per_token", "initial_context_length"}),
+    ignored="experts_per_token initial_context_length",
     aliases={"num_experts": "num_local_experts"},
     attention={"bias": "attention_bias", "sinks": "self_attn.sinks"},
     kinds=2,

@@ -105,7 +105,7 @@ FAMILY = granite.FAMILY.variant(
     },
     only={"mamba_proj_bias": False, "normalization_function": "rmsnorm"},
     without="mlp_bias",
-    ignored=frozenset({"mamba_chunk_size", "init_method"}),
+    ignored="mamba_chunk_size init_method",
     aliases={"layers_block_type": "layer_types"},
     attention=attention,
     kinds=kinds,

@@ -13,7 +13,7 @@ from jsg.models.families import deepseek_v3, glm4_moe, glm4_moe_lite
 from jsg.models.families.qwen3_next import LINEAR, MAX_TAPS, named_kinds
 from jsg.models.family import sizes
 from jsg.models.parts import FULL, MAX_HEAD_DIM, MAX_HEADS, num_layers, read_eps
-from jsg.models.spec import Mixer, ModelSpec, TensorNames
+from jsg.models.spec import CAUSAL_PREFIXES, Mixer, ModelSpec
 from jsg.models.without_effect import refuse_unknown
 
 SECTION = "linear_attn_config"
@@ -78,13 +78,12 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
         for layer in range(plain.num_layers)
         for around in ("", "model.")
     }
-    return dataclasses.replace(plain, names=TensorNames(prefixes={**plain.names.prefixes, **prefixes}))
+    return dataclasses.replace(plain, names=dataclasses.replace(plain.names, prefixes=CAUSAL_PREFIXES | prefixes))
 
 
 FAMILY = deepseek_v3.FAMILY.variant(
     architecture="KimiLinearForCausalLM",
     model_type="kimi_linear",
-    other_types=(),
     only={"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "mla_use_nope": True}
     | {"tie_word_embeddings": False},
     defaults=sizes(
@@ -109,7 +108,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "num_experts_per_tok": 8,
     },
     without="n_routed_experts rope_theta rope_interleave num_nextn_predict_layers",
-    ignored=frozenset({"head_dim", "qk_head_dim", "rope_theta", "use_grouped_topk", "num_nextn_predict_layers"}),
+    ignored="head_dim qk_head_dim rope_theta use_grouped_topk num_nextn_predict_layers",
     aliases={
         "model_max_length": "max_position_embeddings",
         "moe_renormalize": "norm_topk_prob",

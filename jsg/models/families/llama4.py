@@ -18,7 +18,7 @@ from jsg.models.parts import (
     shared_expert,
 )
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
-from jsg.models.wrapper import TEXT_ONLY, TEXT_PREFIXES, TensorNames, Wrapper
+from jsg.models.wrapper import Wrapper
 from jsg.window import Window
 
 CHUNKED = "chunked_attention"
@@ -106,9 +106,6 @@ FAMILY = PLAIN.variant(
 
 WRAPPER = Wrapper(
     text_type="llama4_text",
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings boi_token_index eoi_token_index image_token_index".split()
-    ),
-    names=TensorNames(prefixes=TEXT_PREFIXES, unread=r"(model\.)?(vision_model|multi_modal_projector)\..*"),
-    notes=(TEXT_ONLY,),
+    fields="boi_token_index eoi_token_index",
+    unread=r"(model\.)?(vision_model|multi_modal_projector)\..*",
 )

@@ -42,9 +42,7 @@ FAMILY = PLAIN.variant(
         "attn_type_list": None,
         "num_mtp_modules": 0,
     },
-    ignored=frozenset(
-        "layernorm_linear_attention_beta mlp_intermediate_size mtp_transformer_layers shared_moe_mode use_mtp".split()
-    ),
+    ignored="layernorm_linear_attention_beta mlp_intermediate_size mtp_transformer_layers shared_moe_mode use_mtp",
     aliases={"num_experts": "num_local_experts"},
     attention=attention,
     mlp={

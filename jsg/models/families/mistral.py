@@ -18,6 +18,6 @@ FAMILY = PLAIN.variant(
     architecture="MistralForCausalLM",
     model_type="mistral",
     defaults=sizes(inner=14336, kv_heads=8, context=131072, window=4096),
-    ignored=frozenset({"use_sliding_window"}),
+    ignored="use_sliding_window",
     kinds=kinds,
 )

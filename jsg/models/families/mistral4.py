@@ -25,7 +25,6 @@ def attention(config: Fields) -> LatentSpec:
 FAMILY = deepseek_v3.FAMILY.variant(
     architecture="Mistral4ForCausalLM",
     model_type="mistral4",
-    other_types=(),
     only={},
     defaults=sizes(
         vocab=131072, width=4096, inner=12288, layers=36, heads=32, kv_heads=32, context=1048576, per_token=4
@@ -54,7 +53,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         },
     },
     without="num_nextn_predict_layers",
-    ignored=frozenset({"head_dim", "qk_head_dim"}),
+    ignored="head_dim qk_head_dim",
     aliases={"num_local_experts": "n_routed_experts"},
     attention=attention,
     mlp=partial(

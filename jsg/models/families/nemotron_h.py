@@ -16,7 +16,7 @@ from jsg.models.families import glm4_moe
 from jsg.models.families.granitemoehybrid import KINDS, read_mamba
 from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import FULL, LINEAR, MAX_LAYERS, is_on, read_heads
-from jsg.models.spec import Mixer, ModelSpec, TensorNames
+from jsg.models.spec import Mixer, ModelSpec
 
 BLOCK, EXPERTS = "mlp", "moe"
 KINDS_FIELD = "layers_block_type"
@@ -82,13 +82,13 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec | None]:
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:
-    """One norm in each layer, and the names of tensors. What predicts later tokens is not read."""
+    """One norm in each layer, and the names of tensors."""
     layers = tuple(
         dataclasses.replace(layer, **({"before_mlp": None} if layer.mlp is None else {"before_attention": None}))
         for layer in plain.layers
     )
     prefixes = {outer + inner: here for outer in OUTER for inner, here in PREFIXES.items()}
-    return dataclasses.replace(plain, layers=layers, names=TensorNames(prefixes=prefixes, unread=r"mtp\..*"))
+    return dataclasses.replace(plain, layers=layers, names=dataclasses.replace(plain.names, prefixes=prefixes))
 
 
 FAMILY = PLAIN.variant(
@@ -127,12 +127,10 @@ FAMILY = PLAIN.variant(
         "sliding_window": None,
         "use_bias": False,
     },
-    ignored=frozenset(
-        "chunk_size expand hidden_act mamba_chunk_size mamba_dt_init_floor mamba_dt_max mamba_dt_min mamba_expand "
-        "mamba_proj_bias moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type norm_eps "
-        "num_logits_to_keep num_nextn_predict_layers num_query_groups rescale_prenorm_residual rms_norm_eps "
-        "rope_theta time_step_floor time_step_max time_step_min time_step_rank use_mamba_kernels".split()
-    ),
+    ignored="chunk_size expand hidden_act mamba_chunk_size mamba_dt_init_floor mamba_dt_max mamba_dt_min mamba_expand "
+    "mamba_proj_bias moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type norm_eps "
+    "num_logits_to_keep num_nextn_predict_layers num_query_groups rescale_prenorm_residual rms_norm_eps "
+    "rope_theta time_step_floor time_step_max time_step_min time_step_rank use_mamba_kernels",
     aliases={
         "attention_head_dim": "head_dim",  # of the first published files
         "layer_types": "layers_block_type",
@@ -149,4 +147,5 @@ FAMILY = PLAIN.variant(
     norm={"eps_field": "layer_norm_epsilon", "is_wide": True},
     scales_context=False,
     model=model,
+    unread=r"mtp\..*",
 )

@@ -33,7 +33,7 @@ FAMILY = PLAIN.variant(
         "partial_rotary_factor": 1.0,
         "eos_token_id": 32000,
     },
-    ignored=frozenset({"use_sliding_window", "full_attn_mod", "interpolate_factor"}),
+    ignored="use_sliding_window full_attn_mod interpolate_factor",
     attention=attention,
     kinds=mistral.kinds,
     mlp={"is_fused": True},

@@ -3,8 +3,8 @@
 from jsg.fields import Fields
 from jsg.models.families import qwen2_moe, qwen3_next
 from jsg.models.family import sizes
-from jsg.models.spec import Mixer, TensorNames
-from jsg.models.wrapper import TEXT_ONLY, TEXT_PREFIXES, Wrapper
+from jsg.models.spec import Mixer
+from jsg.models.wrapper import Wrapper
 
 GATES = ("swish", "silu")
 """Names of the only function of the gates after linear attention."""
@@ -30,12 +30,4 @@ FAMILY = qwen3_next.FAMILY.variant(
     mlp={},
 )
 
-WRAPPER = Wrapper(
-    text_type="qwen3_5_text",
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings image_token_id video_token_id vision_start_token_id "
-        "vision_end_token_id".split()
-    ),
-    names=TensorNames(prefixes=TEXT_PREFIXES, unread=r"(model\.visual|mtp)\..*"),
-    notes=(TEXT_ONLY,),
-)
+WRAPPER = Wrapper(text_type="qwen3_5_text", unread=r"(model\.visual|mtp)\..*")

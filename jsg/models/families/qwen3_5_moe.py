@@ -23,7 +23,7 @@ FAMILY = qwen3_5.FAMILY.variant(
         "num_experts": 256,
     },
     without="intermediate_size",
-    ignored=qwen3_5.FAMILY.ignored | {"intermediate_size", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"},
+    ignored=f"{qwen3_5.FAMILY.ignored} intermediate_size decoder_sparse_step mlp_only_layers norm_topk_prob",
     mlp=mlp,
 )
 

@@ -22,7 +22,7 @@ FAMILY = qwen2.FAMILY.variant(
         "num_experts": 128,
     },
     without="max_window_layers layer_types",
-    ignored=frozenset({"max_window_layers", "layer_types"}),
+    ignored="max_window_layers layer_types",
     aliases={"num_local_experts": "num_experts"},
     attention=qwen3.NORMED,
     kinds=kinds,

@@ -6,7 +6,7 @@ from typing import Any
 from jsg.fields import Fields
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import qwen2, qwen2_moe
-from jsg.models.family import sizes
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import (
     FULL,
     LINEAR,
@@ -17,7 +17,6 @@ from jsg.models.parts import (
     num_layers,
     read_attention,
     read_eps,
-    with_unread,
 )
 from jsg.models.spec import Mixer
 
@@ -81,10 +80,11 @@ FAMILY = qwen2.FAMILY.variant(
         "norm_topk_prob": True,
     },
     without="use_sliding_window sliding_window max_window_layers dual_chunk_attention_config",
-    ignored=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}),
+    ignored="mtp_num_hidden_layers mtp_use_dedicated_embeddings",
     attention=partial(attention, projections=("in_proj_qkvz",), gates=("in_proj_ba",)),
     kinds=kinds,
     mlp=qwen2_moe.mlp,
     norm=WIDE,
-    model=lambda config, model: with_unread(model, r"mtp\..*"),
+    model=PLAIN.model,
+    unread=r"mtp\..*",
 )

@@ -42,7 +42,7 @@ FAMILY = llama.FAMILY.variant(
         "bos_token_id": 128000,
         "eos_token_id": 128001,
     },
-    ignored=frozenset({"max_window_layers"}),
+    ignored="max_window_layers",
     attention=attention,
     kinds=partial(read_switched_kinds, slides=lambda config, layer: not read_roped_layers(config)[layer]),
 )
