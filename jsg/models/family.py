@@ -38,8 +38,7 @@ class Family:
     A part that differs by layer is a sequence with one for each.
 
     Attributes:
-        architecture: Its name in `architectures`.
-        model_type: Its other name.
+        model_type: Its name in `model_type`.
         other_types: Names that some files have in place of it. Only this family has them, and no variant of it.
         defaults: Each field that it reads, with the value of an absent one, which is that of the configuration class in
             transformers: files leave fields out. A null is not an absence: it says "none", which only some fields can
@@ -61,7 +60,6 @@ class Family:
         model: The model, made of the one with these layers.
     """
 
-    architecture: str
     model_type: str
     other_types: tuple[str, ...] = ()
     defaults: Mapping[str, Any]
@@ -89,8 +87,8 @@ class Family:
         kept = {name: value for name, value in self.defaults.items() if name not in without.split()}
         return dataclasses.replace(self, defaults={**kept, **defaults}, **{"other_types": (), **changes})
 
-    def read(self, config: Fields) -> ModelSpec:
-        """The model of a file.
+    def read(self, architecture: str, config: Fields) -> ModelSpec:
+        """The model of a file, for which the registry has this architecture.
 
         Raises:
             ModelError: The file is one of another family, its attention is not causal, a field is out of bounds or not
@@ -101,22 +99,20 @@ class Family:
         config.require(is_own, "model_type", f"be {self.model_type}", model_type)
         is_causal = config.over({"is_causal": True}).get("is_causal")  # transformers takes a null as false
         config.require(is_causal is True, "is_causal", CAUSAL_RULE, is_causal)
-        refuse_unknown(config, {*self.defaults, *self.only, *self.aliases, *self.ignored.split()}, self.architecture)
+        refuse_unknown(config, {*self.defaults, *self.only, *self.aliases, *self.ignored.split()}, architecture)
         renamed = {name: config.get(alias) for alias, name in self.aliases.items() if config.get(alias) is not None}
         nulls = {name: None for alias, name in self.aliases.items() if config.over({alias: 0}).get(alias) is None}
         own_code = config.section("auto_map")
         if own_code and any(name.startswith("AutoModel") for name in own_code.names()):
-            config.notes.append(
-                f"{self.architecture} is computed as in transformers; auto_map's Python code is never run"
-            )
+            config.notes.append(f"{architecture} is computed as in transformers; auto_map's Python code is never run")
         require_values(config, self.only)
         config = config.over({**self.defaults, **nulls}).under(renamed)
-        model = self.model(config, self._plain_model(config))
+        model = self.model(config, self._plain_model(architecture, config))
         if model.state_shapes:
             config.notes.append(STATES_NOTE)
         return dataclasses.replace(model, notes=tuple(dict.fromkeys(config.notes)))
 
-    def _plain_model(self, config: Fields) -> ModelSpec:
+    def _plain_model(self, architecture: str, config: Fields) -> ModelSpec:
         windows: dict[str, Any] = {}
         attention = self.attention(config) if callable(self.attention) else read_attention(config, **self.attention)
         kinds = self.kinds(config) if callable(self.kinds) else read_kinds(config, self.kinds)
@@ -137,7 +133,7 @@ class Family:
             later = config.integer(self.later_layers, default=0, low=0, high=MAX_LAYERS)
             unread = rf"model\.layers\.({'|'.join(map(str, range(count, count + later)))})\..*|{unread}"
         return ModelSpec(
-            architecture=self.architecture,
+            architecture=architecture,
             vocab_size=config.integer("vocab_size"),
             hidden_size=config.integer("hidden_size"),
             layers=layers,
@@ -179,7 +175,6 @@ _SIZES = {
 }
 
 PLAIN = Family(
-    architecture="",
     model_type="",
     defaults=sizes(
         vocab=32000, width=4096, inner=11008, layers=32, heads=32, kv_heads=None, head_dim=None, context=2048

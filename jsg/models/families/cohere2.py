@@ -22,7 +22,6 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Cohere2ForCausalLM",
     model_type="cohere2",
     defaults=sizes(vocab=256000, width=8192, inner=22528, layers=40, heads=64, context=8192, window=4096)
     | {

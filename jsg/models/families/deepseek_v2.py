@@ -19,7 +19,6 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 
 
 FAMILY = deepseek_v3.FAMILY.variant(
-    architecture="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
     only={"scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 1}
     | {"norm_topk_prob": False, "rope_interleave": True, "mlp_bias": False},

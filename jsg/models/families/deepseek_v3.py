@@ -58,7 +58,6 @@ def _growth(config: Fields, rope_type: str) -> float:
 
 
 FAMILY = glm4_moe.FAMILY.variant(
-    architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
     other_types=("kimi_k2",),
     only={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},

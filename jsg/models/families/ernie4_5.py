@@ -3,7 +3,6 @@
 from jsg.models.family import PLAIN, sizes
 
 FAMILY = PLAIN.variant(
-    architecture="Ernie4_5ForCausalLM",
     model_type="ernie4_5",
     defaults=sizes(vocab=103424, width=1024, inner=3072, layers=18, heads=16, kv_heads=2, head_dim=128, context=131072)
     | {

@@ -36,7 +36,6 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Ernie4_5_MoeForCausalLM",
     model_type="ernie4_5_moe",
     only={"compression_ratio": 1.0, "use_bias": False},  # with biases the head has one, too
     defaults=sizes(

@@ -22,7 +22,6 @@ def kinds(config: Fields) -> list[str]:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Exaone4ForCausalLM",
     model_type="exaone4",
     defaults=sizes(vocab=102400, inner=16384, kv_heads=32, window=4096)
     | {

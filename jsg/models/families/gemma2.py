@@ -46,7 +46,6 @@ def _cap(config: Fields, name: str) -> float | None:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Gemma2ForCausalLM",
     model_type="gemma2",
     defaults=sizes(
         vocab=256000, width=2304, inner=9216, layers=26, heads=8, kv_heads=4, head_dim=256, context=8192, window=4096

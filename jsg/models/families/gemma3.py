@@ -16,7 +16,6 @@ def attention(config: Fields) -> dict[str, AttentionSpec]:
 
 
 FAMILY = gemma2.FAMILY.variant(
-    architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
     defaults=sizes(vocab=262208, context=131072)
     | {

@@ -182,7 +182,6 @@ def _beside(config: Fields) -> BesideSpec | None:
 
 
 FAMILY = gemma2.FAMILY.variant(
-    architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
     defaults=sizes(vocab=262144, layers=30, context=131072, window=512, expert_inner=None)
     | {

@@ -3,7 +3,6 @@
 from jsg.models.family import PLAIN, sizes
 
 FAMILY = PLAIN.variant(
-    architecture="Glm4ForCausalLM",
     model_type="glm4",
     defaults=sizes(vocab=151552, inner=13696, layers=40, kv_heads=2, head_dim=128, context=131072)
     | {

@@ -84,7 +84,6 @@ def mlp(
 
 
 FAMILY = PLAIN.variant(
-    architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
     defaults=sizes(
         vocab=151552, inner=10944, layers=46, heads=96, kv_heads=8, context=131072, expert_inner=1408, per_token=8

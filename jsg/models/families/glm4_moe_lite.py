@@ -8,7 +8,6 @@ from jsg.models.family import sizes
 MLP = {**glm4_moe.SIGMOIDS, "kinds_field": "mlp_layer_types"}
 
 FAMILY = deepseek_v3.FAMILY.variant(
-    architecture="Glm4MoeLiteForCausalLM",
     model_type="glm4_moe_lite",
     only={**deepseek_v3.FAMILY.only, "first_k_dense_replace": 1},
     defaults=sizes(

@@ -24,7 +24,6 @@ def mlp(config: Fields) -> ExpertsSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="GptOssForCausalLM",
     model_type="gpt_oss",
     defaults=sizes(
         vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, head_dim=64, context=131072, window=128

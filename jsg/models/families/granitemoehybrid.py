@@ -86,7 +86,6 @@ def mlp(config: Fields) -> FeedForwardSpec | ExpertsSpec:
 
 
 FAMILY = granite.FAMILY.variant(
-    architecture="GraniteMoeHybridForCausalLM",
     model_type="granitemoehybrid",
     defaults={
         "num_local_experts": 8,

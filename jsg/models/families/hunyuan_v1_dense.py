@@ -30,7 +30,6 @@ def _rope(config: Fields, head_dim: int) -> RopeSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="HunYuanDenseV1ForCausalLM",
     model_type="hunyuan_v1_dense",
     defaults={"vocab_size": 290943, "rms_norm_eps": 1e-5, "attention_bias": False},
     # Of other programs and of other models of the same code. `use_cla`, keys of other layers, is refused.

@@ -82,7 +82,6 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = deepseek_v3.FAMILY.variant(
-    architecture="KimiLinearForCausalLM",
     model_type="kimi_linear",
     only={"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "mla_use_nope": True}
     | {"tie_word_embeddings": False},

@@ -57,7 +57,6 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Lfm2ForCausalLM",
     model_type="lfm2",
     defaults=sizes(vocab=65536, width=2560, inner=12288, kv_heads=8, context=128000)
     | {

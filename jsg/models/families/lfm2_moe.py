@@ -34,7 +34,6 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 
 
 FAMILY = lfm2.FAMILY.variant(
-    architecture="Lfm2MoeForCausalLM",
     model_type="lfm2_moe",
     defaults=sizes(width=2048, inner=7168, expert_inner=1792, per_token=4)
     | {

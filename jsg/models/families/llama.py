@@ -14,7 +14,6 @@ def kinds(config: Fields) -> list[str]:
 
 
 FAMILY = PLAIN.variant(
-    architecture="LlamaForCausalLM",
     model_type="llama",
     defaults={"attention_bias": False, "mlp_bias": False},
     ignored="sliding_window use_sliding_window max_window_layers layer_types",

@@ -78,7 +78,6 @@ def _experts(config: Fields) -> ExpertsSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Llama4ForCausalLM",
     model_type="llama4_text",
     defaults=sizes(
         vocab=202048, width=5120, inner=8192, layers=48, heads=40, kv_heads=8, head_dim=128, context=131072, per_token=1

@@ -20,7 +20,6 @@ def attention(config: Fields) -> AttentionSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="MiniMaxM2ForCausalLM",
     model_type="minimax_m2",
     only={
         "scoring_func": "sigmoid",

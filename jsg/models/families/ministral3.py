@@ -23,7 +23,6 @@ def read_growth(config: Fields) -> QueryScaleSpec:
 
 
 FAMILY = mistral.FAMILY.variant(
-    architecture="Ministral3ForCausalLM",
     model_type="ministral3",
     defaults=sizes(vocab=131072, layers=34, head_dim=128, context=262144, window=None)
     | {

@@ -15,7 +15,6 @@ def kinds(config: Fields) -> list[str]:
 
 
 FAMILY = PLAIN.variant(
-    architecture="MistralForCausalLM",
     model_type="mistral",
     defaults=sizes(inner=14336, kv_heads=8, context=131072, window=4096),
     ignored="use_sliding_window",

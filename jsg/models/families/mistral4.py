@@ -23,7 +23,6 @@ def attention(config: Fields) -> LatentSpec:
 
 
 FAMILY = deepseek_v3.FAMILY.variant(
-    architecture="Mistral4ForCausalLM",
     model_type="mistral4",
     only={},
     defaults=sizes(

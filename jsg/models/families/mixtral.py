@@ -10,7 +10,6 @@ TENSORS = {
 }
 
 FAMILY = mistral.FAMILY.variant(
-    architecture="MixtralForCausalLM",
     model_type="mixtral",
     defaults=sizes(window=None, per_token=2)
     | {

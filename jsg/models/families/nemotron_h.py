@@ -92,7 +92,6 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="NemotronHForCausalLM",
     model_type="nemotron_h",
     defaults=sizes(
         vocab=131072, inner=21504, layers=None, kv_heads=8, head_dim=128, context=4096, expert_inner=7688, per_token=2

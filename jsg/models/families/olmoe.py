@@ -13,7 +13,6 @@ def mlp(config: Fields) -> ExpertsSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="OlmoeForCausalLM",
     model_type="olmoe",
     only={"clip_qkv": None},
     defaults=sizes(vocab=50304, width=2048, inner=2048, layers=16, heads=16, context=4096, per_token=8)

@@ -24,7 +24,6 @@ def attention(config: Fields) -> AttentionSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Phi3ForCausalLM",
     model_type="phi3",
     defaults=sizes(vocab=32064, width=3072, inner=8192, context=4096, window=None)
     | {

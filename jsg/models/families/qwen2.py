@@ -28,7 +28,6 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Qwen2ForCausalLM",
     model_type="qwen2",
     defaults=sizes(vocab=151936, inner=22016, kv_heads=32, context=32768, window=4096)
     | {

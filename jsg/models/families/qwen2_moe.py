@@ -55,7 +55,6 @@ def slides(config: Fields, layer: int) -> bool:
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen2MoeForCausalLM",
     model_type="qwen2_moe",
     defaults=EXPERTS
     | sizes(width=2048, inner=5632, layers=24, heads=16, kv_heads=16)

@@ -18,7 +18,6 @@ def attention(config: Fields) -> dict[str, Mixer]:
 
 
 FAMILY = qwen3_next.FAMILY.variant(
-    architecture="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
     only={"mamba_ssm_dtype": "float32", "attn_output_gate": True},
     defaults=sizes(vocab=248320, width=4096, inner=12288, layers=32, kv_heads=4)

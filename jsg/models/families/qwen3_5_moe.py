@@ -15,7 +15,6 @@ def mlp(config: Fields) -> ExpertsSpec:
 
 
 FAMILY = qwen3_5.FAMILY.variant(
-    architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
     defaults=sizes(width=2048, layers=40, kv_heads=2, expert_inner=512, per_token=8)
     | {

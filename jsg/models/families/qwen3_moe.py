@@ -13,7 +13,6 @@ def kinds(config: Fields) -> list[str]:
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
     defaults=qwen2_moe.EXPERTS
     | sizes(width=2048, inner=6144, layers=24, kv_heads=4, expert_inner=768, per_token=8)

@@ -62,7 +62,6 @@ def named_kinds(config: Fields, unnamed: list[str]) -> list[str]:
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen3NextForCausalLM",
     model_type="qwen3_next",
     defaults=qwen2_moe.EXPERTS
     | sizes(width=2048, inner=5632, layers=48, heads=16, kv_heads=2, head_dim=256, expert_inner=512, per_token=10)

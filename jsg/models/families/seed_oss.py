@@ -3,7 +3,6 @@
 from jsg.models.family import PLAIN, sizes
 
 FAMILY = PLAIN.variant(
-    architecture="SeedOssForCausalLM",
     model_type="seed_oss",
     defaults=sizes(vocab=155136, inner=27648, layers=64, heads=80, kv_heads=8, head_dim=128, context=524288)
     | {

@@ -29,7 +29,6 @@ def read_roped_layers(config: Fields) -> list[bool]:
 
 
 FAMILY = llama.FAMILY.variant(
-    architecture="SmolLM3ForCausalLM",
     model_type="smollm3",
     defaults=sizes(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, context=32768, window=None)
     | {
