@@ -177,7 +177,6 @@ class DeltaWeights(NamedTuple):
         decay_bias: Added to what a token says of its decay. [N, Dk] if each number of a key has a decay of its own.
         norm: The weight of the norm of a head's output.
         eps: Added to the mean square before its root.
-        most: The greatest strength. Above 1 a state may lose more than it has.
     """
 
     taps: Float[Array, "taps K mixed"]
@@ -185,7 +184,6 @@ class DeltaWeights(NamedTuple):
     decay_bias: Float[Array, "N *keys"]
     norm: Float[Array, " Dv"]
     eps: float
-    most: float = 1.0
 
 
 class GatesApart(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jsg.fields import Fields, read_json
 from jsg.models.forms import refuse_quantised
-from jsg.models.registry import TEXT_HALVES, WRAPPERS, family_of, shortened
+from jsg.models.registry import FAMILIES, TEXT_HALVES, WRAPPERS, served_name, shortened
 from jsg.models.spec import ModelSpec
 from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, read_tower, read_vision
 from jsg.models.without_effect import refuse_unknown
@@ -28,9 +28,9 @@ def read_spec(path: Path) -> ModelSpec:
     wrapper = WRAPPERS.get(architecture)
     if wrapper is not None:
         return _read_wrapped(path, whole, architecture, wrapper)
-    family = family_of(architecture)
+    architecture = served_name(architecture)
     refuse_quantised(path, whole)
-    return _with_eos_tokens(path, family.read(whole))
+    return _with_eos_tokens(path, FAMILIES[architecture].read(architecture, whole))
 
 
 def _architecture(config: Fields) -> str:
@@ -47,14 +47,13 @@ def _read_wrapped(path: Path, whole: Fields, architecture: str, wrapper: Wrapper
     text.require(model_type in TEXT_HALVES, "model_type", f"be one of {shortened(TEXT_HALVES)}", model_type)
     tower = read_tower(whole) if architecture in VISION_KINDS else None
     refuse_quantised(path, whole, text)
-    model = _with_eos_tokens(path, family_of(TEXT_HALVES[model_type]).read(text))
+    half = TEXT_HALVES[model_type]
+    model = _with_eos_tokens(path, FAMILIES[half].read(half, text))
     vision = None if tower is None else read_vision(whole, architecture, model.vocab_size)
-    refuse_unknown(whole, wrapper.fields, architecture)
+    refuse_unknown(whole, wrapper.known_fields, architecture)
     if tower is not None:
         refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
-    unread = f"{wrapper.names.unread}|{model.names.unread}"
-    names = dataclasses.replace(wrapper.names, unread=unread)
-    return dataclasses.replace(model, vision=vision, names=names, notes=model.notes + wrapper.notes)
+    return wrapper.around(model, vision)
 
 
 def _with_eos_tokens(path: Path, model: ModelSpec) -> ModelSpec:

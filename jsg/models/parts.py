@@ -21,7 +21,6 @@ from jsg.models.block_spec import (
     SharedExpertSpec,
 )
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_rope
-from jsg.models.spec import ModelSpec
 from jsg.models.without_effect import ROPE_DICTS
 from jsg.window import Window
 
@@ -235,11 +234,6 @@ def read_shared_experts(config: Fields, count_field: str, inner: int) -> SharedE
     """The block that every token uses, which is as wide as several experts of this width; None for none of them."""
     count = config.integer(count_field, low=0, high=MAX_EXPERTS)
     return shared_expert("mlp.shared_experts", count * inner) if count else None
-
-
-def with_unread(model: ModelSpec, pattern: str) -> ModelSpec:
-    """A text model in whose checkpoints tensors of this pattern may be, which nothing reads: see `TensorNames`."""
-    return dataclasses.replace(model, names=dataclasses.replace(model.names, unread=pattern))
 
 
 def require_values(config: Fields, values: Mapping[str, Any]) -> None:

@@ -59,10 +59,8 @@ Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec | N
 """What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
 `state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
 
-CAUSAL_NAMES = TensorNames(
-    prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
-)
-"""Those of a text model. One that was saved without its head lacks the part around the layers, too."""
+CAUSAL_PREFIXES = {part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
+"""Those of the names of a text model. One that was saved without its head lacks the part around the layers, too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +152,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
-    names: TensorNames = dataclasses.field(default=CAUSAL_NAMES, repr=False, compare=False)
+    names: TensorNames = dataclasses.field(default=TensorNames(prefixes=CAUSAL_PREFIXES), repr=False, compare=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":

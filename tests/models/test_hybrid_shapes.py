@@ -227,10 +227,16 @@ def test_a_list_of_layers_counts_more_than_their_number(tmp_path: Path):
 
 def test_other_names_of_fields_of_nemotron(tmp_path: Path):
     """Of the first published files, and those that transformers takes besides its own."""
-    plain = nemotron("h-8b") | {"head_dim": 64, "n_groups": 4, "conv_kernel": 3, "time_step_min": 0.01}
+    plain = nemotron("h-8b") | {"head_dim": 64, "n_groups": 4, "conv_kernel": 3, "time_step_limit": [0.1, 1]}
     other = nemotron("h-8b") | {"attention_head_dim": 64, "mamba_n_groups": 4, "mamba_d_conv": 3, "mamba_dt_min": 0.01}
     other |= {"mamba_conv_bias": False, "mamba_expand": 3, "mamba_chunk_size": 64, "mamba_dt_limit": [0.1, 1.0]}
     assert read(tmp_path, other) == read(tmp_path, plain | {"use_conv_bias": False})
+
+
+def test_the_range_of_steps_in_training_is_no_bound_of_steps(tmp_path: Path):
+    """As in the code that NVIDIA publishes with its checkpoints, which all have this limit."""
+    spec = read(tmp_path, nemotron("h-8b") | {"time_step_min": 0.001, "time_step_max": 0.1})
+    assert spec.layers[0].attention.steps == (0.0, float("inf"))
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,14 @@
 
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import (
     MAX_LAYERS,
     num_layers,
     read_experts,
     read_feed_forward,
     read_shared_experts,
-    with_unread,
 )
-
-LATER_TOKENS = r"(model\.)?mtp_.*"
-"""Tensors of blocks that predict later tokens."""
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
@@ -40,21 +36,15 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Ernie4_5_MoeForCausalLM",
     model_type="ernie4_5_moe",
     only={"compression_ratio": 1.0, "use_bias": False},  # with biases the head has one, too
-    defaults={
-        "vocab_size": 103424,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
+    defaults=sizes(
+        vocab=103424, width=2560, inner=12288, layers=28, heads=20, kv_heads=4, context=131072, expert_inner=1536
+    )
+    | {
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
-        "moe_intermediate_size": 1536,
         "moe_k": 6,
         "moe_num_experts": 64,
         "moe_num_shared_experts": 2,
@@ -63,9 +53,9 @@ FAMILY = PLAIN.variant(
         "moe_layer_interval": 1,
         "moe_norm_min": 1e-12,
     },
-    ignored=frozenset("moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers".split()),
+    ignored="moe_capacity moe_gate num_nextn_predict_layers",
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     attention={"is_interleaved": True},
     mlp=mlp,
-    model=lambda config, model: with_unread(model, LATER_TOKENS),
+    unread=r"(model\.)?mtp_.*",  # blocks that predict later tokens
 )

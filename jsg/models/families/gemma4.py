@@ -16,6 +16,7 @@ from jsg.models.block_spec import (
     StackSpec,
 )
 from jsg.models.families import gemma2
+from jsg.models.family import sizes
 from jsg.models.parts import (
     FULL,
     MAX_EXPERTS,
@@ -27,10 +28,9 @@ from jsg.models.parts import (
     read_kinds,
     read_norm,
     read_ropes,
-    with_unread,
 )
-from jsg.models.spec import ModelSpec, TensorNames
-from jsg.models.wrapper import TEXT_PREFIXES, Wrapper
+from jsg.models.spec import ModelSpec
+from jsg.models.wrapper import Wrapper
 
 ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -129,7 +129,8 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
     whole = gemma2.model(config, dataclasses.replace(plain, layers=layers))
     numbers = "|".join(str(i) for i, source in enumerate(sources) if source is not None)
     unread = rf"model\.layers\.({numbers})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
-    return with_unread(whole, unread) if numbers else whole
+    names = dataclasses.replace(whole.names, unread=unread)
+    return dataclasses.replace(whole, names=names) if numbers else whole
 
 
 def _own_input(config: Fields) -> LayerInputSpec | None:
@@ -181,14 +182,10 @@ def _beside(config: Fields) -> BesideSpec | None:
 
 
 FAMILY = gemma2.FAMILY.variant(
-    architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
-    defaults={
-        "vocab_size": 262144,
-        "num_hidden_layers": 30,
-        "max_position_embeddings": 131072,
+    defaults=sizes(vocab=262144, layers=30, context=131072, window=512, expert_inner=None)
+    | {
         "rope_parameters": ROPES,
-        "sliding_window": 512,
         "final_logit_softcapping": None,
         "use_bidirectional_attention": None,
         "global_head_dim": 512,
@@ -202,10 +199,9 @@ FAMILY = gemma2.FAMILY.variant(
         "enable_moe_block": False,
         "num_experts": None,
         "top_k_experts": None,
-        "moe_intermediate_size": None,
     },
     without="query_pre_attn_scalar rope_theta attn_logit_softcapping",
-    ignored=frozenset({"hidden_act"}),
+    ignored="hidden_act",
     attention=attention,
     kinds=kinds,
     mlp=mlp,
@@ -217,12 +213,7 @@ FAMILY = gemma2.FAMILY.variant(
 WRAPPER = Wrapper(
     text_type="gemma4_text",
     is_tied=True,
-    fields=frozenset(
-        "text_config vision_config audio_config tie_word_embeddings boi_token_id eoi_token_id boa_token_id "
-        "eoa_token_index image_token_id video_token_id audio_token_id vision_soft_tokens_per_image".split()
-    ),
-    names=TensorNames(
-        prefixes=TEXT_PREFIXES, unread=r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*"
-    ),
-    notes=("the model is served without its towers for pictures and sounds, so it takes text only",),
+    fields="audio_config eoa_token_index vision_soft_tokens_per_image",
+    unread=r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
+    note="the model is served without its towers for pictures and sounds, so it takes text only",
 )

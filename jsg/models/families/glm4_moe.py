@@ -6,7 +6,7 @@ from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -84,26 +84,20 @@ def mlp(
 
 
 FAMILY = PLAIN.variant(
-    architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
-    defaults={
-        "vocab_size": 151552,
-        "intermediate_size": 10944,
-        "num_hidden_layers": 46,
-        "num_attention_heads": 96,
-        "num_key_value_heads": 8,
+    defaults=sizes(
+        vocab=151552, inner=10944, layers=46, heads=96, kv_heads=8, context=131072, expert_inner=1408, per_token=8
+    )
+    | {
         "head_dim": 128,  # as in all files; without it transformers would turn an odd number of 42
-        "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
         "partial_rotary_factor": 0.5,
         "bos_token_id": None,
         "eos_token_id": None,
         "attention_bias": False,
         "use_qk_norm": False,
-        "moe_intermediate_size": 1408,
         "n_routed_experts": 128,
         "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,

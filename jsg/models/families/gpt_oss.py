@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.kernels_pallas.activation import ClampedGate
 from jsg.models.block_spec import ExpertsSpec, StackSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import read_experts
 
 
@@ -24,17 +24,11 @@ def mlp(config: Fields) -> ExpertsSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="GptOssForCausalLM",
     model_type="gpt_oss",
-    defaults={
-        "vocab_size": 201088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
+    defaults=sizes(
+        vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, head_dim=64, context=131072, window=128
+    )
+    | {
         "rms_norm_eps": 1e-5,
         "rope_theta": 150_000.0,
         "rope_parameters": {
@@ -49,13 +43,12 @@ FAMILY = PLAIN.variant(
         "eos_token_id": None,
         "attention_bias": True,
         "layer_types": None,
-        "sliding_window": 128,
         "num_local_experts": 128,
-        "num_experts_per_tok": 4,
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
+        "num_experts_per_tok": 4,
     },
-    ignored=frozenset({"experts_per_token", "initial_context_length"}),
+    ignored="experts_per_token initial_context_length",
     aliases={"num_experts": "num_local_experts"},
     attention={"bias": "attention_bias", "sinks": "self_attn.sinks"},
     kinds=2,

@@ -29,8 +29,12 @@ ROPES = ("rope", "nope")
 FIELDS = "mamba_n_groups mamba_n_heads mamba_d_state mamba_d_head mamba_d_conv mamba_conv_bias rms_norm_eps"
 
 
-def read_mamba(config: Fields, name: str, fields: str, steps: tuple[float, float]) -> MambaSpec:
+def read_mamba(config: Fields, name: str, fields: str) -> MambaSpec:
     """A layer of Mamba-2, of fields with these names, in this order."""
+    steps = config.get("time_step_limit")
+    ok = isinstance(steps, list | tuple) and len(steps) == 2 and all(type(x) in (int, float) for x in steps)
+    ok = ok and 0 <= steps[0] <= steps[1]
+    config.require(ok, "time_step_limit", "be the smallest and the largest step, from 0 on", steps)
     of_groups, of_heads, key_dim, value_dim, taps, bias, eps = fields.split()
     groups, heads = (config.integer(each, high=MAX_HEADS) for each in (of_groups, of_heads))
     config.require(heads % groups == 0, of_groups, f"divide {heads} heads", groups)
@@ -43,7 +47,7 @@ def read_mamba(config: Fields, name: str, fields: str, steps: tuple[float, float
         taps=config.integer(taps, low=2, high=MAX_TAPS),
         has_bias=is_on(config, bias),
         eps=read_eps(config, eps),
-        steps=steps,
+        steps=(float(steps[0]), float(steps[1])),
     )
 
 
@@ -52,11 +56,7 @@ def attention(config: Fields) -> dict[str, Mixer]:
     width = config.integer("mamba_expand") * config.integer("hidden_size")
     if config.get("mamba_d_head") == "auto":
         config = config.under({"mamba_d_head": width // config.integer("mamba_n_heads", high=MAX_HEADS)})
-    steps = config.get("time_step_limit")
-    ok = isinstance(steps, list | tuple) and len(steps) == 2 and all(type(x) in (int, float) for x in steps)
-    ok = ok and 0 <= steps[0] <= steps[1]
-    config.require(ok, "time_step_limit", "be the smallest and the largest step, from 0 on", steps)
-    mamba = read_mamba(config, "mamba", FIELDS, (float(steps[0]), float(steps[1])))
+    mamba = read_mamba(config, "mamba", FIELDS)
     values = mamba.heads * mamba.value_dim
     config.require(values == width, "mamba_d_head", f"give {mamba.heads} heads {width} numbers", mamba.value_dim)
     rope = config.get("position_embedding_type")
@@ -86,7 +86,6 @@ def mlp(config: Fields) -> FeedForwardSpec | ExpertsSpec:
 
 
 FAMILY = granite.FAMILY.variant(
-    architecture="GraniteMoeHybridForCausalLM",
     model_type="granitemoehybrid",
     defaults={
         "num_local_experts": 8,
@@ -105,7 +104,7 @@ FAMILY = granite.FAMILY.variant(
     },
     only={"mamba_proj_bias": False, "normalization_function": "rmsnorm"},
     without="mlp_bias",
-    ignored=frozenset({"mamba_chunk_size", "init_method"}),
+    ignored="mamba_chunk_size init_method",
     aliases={"layers_block_type": "layer_types"},
     attention=attention,
     kinds=kinds,

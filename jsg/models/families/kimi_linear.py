@@ -11,8 +11,9 @@ from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import deepseek_v3, glm4_moe, glm4_moe_lite
 from jsg.models.families.qwen3_next import LINEAR, MAX_TAPS, named_kinds
+from jsg.models.family import sizes
 from jsg.models.parts import FULL, MAX_HEAD_DIM, MAX_HEADS, num_layers, read_eps
-from jsg.models.spec import Mixer, ModelSpec, TensorNames
+from jsg.models.spec import CAUSAL_PREFIXES, Mixer, ModelSpec
 from jsg.models.without_effect import refuse_unknown
 
 SECTION = "linear_attn_config"
@@ -77,30 +78,22 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
         for layer in range(plain.num_layers)
         for around in ("", "model.")
     }
-    return dataclasses.replace(plain, names=TensorNames(prefixes={**plain.names.prefixes, **prefixes}))
+    return dataclasses.replace(plain, names=dataclasses.replace(plain.names, prefixes=CAUSAL_PREFIXES | prefixes))
 
 
 FAMILY = deepseek_v3.FAMILY.variant(
-    architecture="KimiLinearForCausalLM",
     model_type="kimi_linear",
-    other_types=(),
     only={"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "mla_use_nope": True}
     | {"tie_word_embeddings": False},
-    defaults={
-        "vocab_size": 163840,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 1048576,
+    defaults=sizes(
+        vocab=163840, width=2304, inner=9216, layers=27, heads=32, kv_heads=32, context=1048576, expert_inner=1024
+    )
+    | {
         "rms_norm_eps": 1e-5,
         "bos_token_id": 163584,
         "eos_token_id": 163586,
         "q_lora_rank": None,
-        "moe_intermediate_size": 1024,
         "num_local_experts": 256,
-        "num_experts_per_tok": 8,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,
@@ -111,9 +104,10 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "linear_head_dim": 128,
         "linear_num_heads": 32,
         "linear_conv_kernel_dim": 4,
+        "num_experts_per_tok": 8,
     },
     without="n_routed_experts rope_theta rope_interleave num_nextn_predict_layers",
-    ignored=frozenset({"head_dim", "qk_head_dim", "rope_theta", "use_grouped_topk", "num_nextn_predict_layers"}),
+    ignored="head_dim qk_head_dim rope_theta use_grouped_topk num_nextn_predict_layers",
     aliases={
         "model_max_length": "max_position_embeddings",
         "moe_renormalize": "norm_topk_prob",

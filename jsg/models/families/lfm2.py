@@ -5,10 +5,10 @@ import dataclasses
 from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec
 from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import FULL, num_layers, read_attention, read_feed_forward, read_layer_types, read_norm
 from jsg.models.spec import Mixer, ModelSpec
-from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
+from jsg.models.wrapper import Wrapper
 
 CONV = "conv"
 MAX_TAPS = 16
@@ -57,14 +57,9 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Lfm2ForCausalLM",
     model_type="lfm2",
-    defaults={
-        "vocab_size": 65536,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 128000,
+    defaults=sizes(vocab=65536, width=2560, inner=12288, kv_heads=8, context=128000)
+    | {
         "norm_eps": 1e-5,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
@@ -79,10 +74,8 @@ FAMILY = PLAIN.variant(
         "block_multiple_of": 256,
     },
     without="rms_norm_eps",
-    ignored=frozenset(
-        "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
-        "conv_dim conv_dim_out conv_use_xavier_init num_heads theta use_pos_enc".split()
-    ),
+    ignored="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
+    "conv_dim conv_dim_out conv_use_xavier_init num_heads theta use_pos_enc",
     attention=attention,
     kinds=kinds,
     mlp=mlp,
@@ -94,13 +87,7 @@ FAMILY = PLAIN.variant(
 WRAPPER = Wrapper(
     text_type="lfm2",
     is_tied=True,
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings tie_embedding image_token_id image_token_index "
-        "projector_hidden_act projector_hidden_size projector_bias projector_use_layernorm downsample_factor "
-        "do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_pixels_tolerance max_tiles "
-        "min_image_tokens min_tiles tile_size use_image_special_tokens use_thumbnail vision_feature_layer "
-        "vision_feature_select_strategy".split()
-    ),
-    names=TEXT_NAMES,
-    notes=(TEXT_ONLY,),
+    fields="tie_embedding projector_hidden_size projector_bias projector_use_layernorm downsample_factor "
+    "do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_pixels_tolerance max_tiles "
+    "min_image_tokens min_tiles tile_size use_image_special_tokens use_thumbnail",
 )

@@ -5,6 +5,7 @@ import dataclasses
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import lfm2
+from jsg.models.family import sizes
 from jsg.models.parts import MAX_LAYERS, is_on, num_layers, read_experts, read_feed_forward
 
 ADDED = 1e-6
@@ -33,15 +34,11 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 
 
 FAMILY = lfm2.FAMILY.variant(
-    architecture="Lfm2MoeForCausalLM",
     model_type="lfm2_moe",
-    defaults={
-        "hidden_size": 2048,
-        "intermediate_size": 7168,
-        "moe_intermediate_size": 1792,
+    defaults=sizes(width=2048, inner=7168, expert_inner=1792, per_token=4)
+    | {
         "num_dense_layers": 2,
         "num_experts": 32,
-        "num_experts_per_tok": 4,
         "use_expert_bias": True,
         "routed_scaling_factor": 1.0,
         "norm_topk_prob": True,

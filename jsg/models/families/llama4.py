@@ -5,7 +5,7 @@ import dataclasses
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, QueryScaleSpec, StackSpec
 from jsg.models.families.smollm3 import read_roped_layers
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import (
     FULL,
     MAX_LAYERS,
@@ -18,7 +18,7 @@ from jsg.models.parts import (
     shared_expert,
 )
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
-from jsg.models.wrapper import TEXT_ONLY, TEXT_PREFIXES, TensorNames, Wrapper
+from jsg.models.wrapper import Wrapper
 from jsg.window import Window
 
 CHUNKED = "chunked_attention"
@@ -78,18 +78,12 @@ def _experts(config: Fields) -> ExpertsSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Llama4ForCausalLM",
     model_type="llama4_text",
-    defaults={
-        "vocab_size": 202048,
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
+    defaults=sizes(
+        vocab=202048, width=5120, inner=8192, layers=48, heads=40, kv_heads=8, head_dim=128, context=131072, per_token=1
+    )
+    | {
         "intermediate_size_mlp": 16384,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "attention_bias": False,
@@ -102,7 +96,6 @@ FAMILY = PLAIN.variant(
         "floor_scale": 8192,
         "attn_scale": 0.1,
         "num_local_experts": 16,
-        "num_experts_per_tok": 1,
         "moe_layers": None,
         "interleave_moe_layer_step": 1,
     },
@@ -112,9 +105,6 @@ FAMILY = PLAIN.variant(
 
 WRAPPER = Wrapper(
     text_type="llama4_text",
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings boi_token_index eoi_token_index image_token_index".split()
-    ),
-    names=TensorNames(prefixes=TEXT_PREFIXES, unread=r"(model\.)?(vision_model|multi_modal_projector)\..*"),
-    notes=(TEXT_ONLY,),
+    fields="boi_token_index eoi_token_index",
+    unread=r"(model\.)?(vision_model|multi_modal_projector)\..*",
 )

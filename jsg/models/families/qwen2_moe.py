@@ -5,6 +5,7 @@ from functools import partial
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, SharedExpertSpec
 from jsg.models.families import qwen2
+from jsg.models.family import sizes
 from jsg.models.parts import (
     MAX_LAYERS,
     is_on,
@@ -54,15 +55,10 @@ def slides(config: Fields, layer: int) -> bool:
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen2MoeForCausalLM",
     model_type="qwen2_moe",
     defaults=EXPERTS
+    | sizes(width=2048, inner=5632, layers=24, heads=16, kv_heads=16)
     | {
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
         "shared_expert_intermediate_size": 5632,
         "qkv_bias": True,
     },

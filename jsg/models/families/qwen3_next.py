@@ -6,6 +6,7 @@ from typing import Any
 from jsg.fields import Fields
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import qwen2, qwen2_moe
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import (
     FULL,
     LINEAR,
@@ -16,7 +17,6 @@ from jsg.models.parts import (
     num_layers,
     read_attention,
     read_eps,
-    with_unread,
 )
 from jsg.models.spec import Mixer
 
@@ -62,16 +62,10 @@ def named_kinds(config: Fields, unnamed: list[str]) -> list[str]:
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen3NextForCausalLM",
     model_type="qwen3_next",
     defaults=qwen2_moe.EXPERTS
+    | sizes(width=2048, inner=5632, layers=48, heads=16, kv_heads=2, head_dim=256, expert_inner=512, per_token=10)
     | {
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
         "partial_rotary_factor": 0.25,
         "attention_bias": False,
         "full_attention_interval": 4,
@@ -80,17 +74,16 @@ FAMILY = qwen2.FAMILY.variant(
         "linear_value_head_dim": 128,
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
-        "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
         "num_experts": 512,
-        "num_experts_per_tok": 10,
         "norm_topk_prob": True,
     },
     without="use_sliding_window sliding_window max_window_layers dual_chunk_attention_config",
-    ignored=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}),
+    ignored="mtp_num_hidden_layers mtp_use_dedicated_embeddings",
     attention=partial(attention, projections=("in_proj_qkvz",), gates=("in_proj_ba",)),
     kinds=kinds,
     mlp=qwen2_moe.mlp,
     norm=WIDE,
-    model=lambda config, model: with_unread(model, r"mtp\..*"),
+    model=PLAIN.model,
+    unread=r"mtp\..*",
 )
