@@ -13,7 +13,8 @@ from jsg.errors import RequestError
 from jsg.processing.tokenizer import Tokenizer
 
 Messages = Sequence[dict[str, Any]]
-_BLOCK = 64  # tokens whose bytes are joined at once, which is quicker than one by one
+_BLOCKS = (4096, 512, 64, 8, 1)  # tokens whose bytes are counted at once, which is quicker than one by one
+_USUAL_BYTES = 4  # of a token
 _NEAR = 16  # tokens that are computed again at most
 CONTENT = "\ue000content\ue001"  # a content that no template and no client writes
 ANSWER = {"role": "assistant", "content": CONTENT}
@@ -21,13 +22,13 @@ ANSWER = {"role": "assistant", "content": CONTENT}
 
 def point_before(tokenizer: Tokenizer, ids: Sequence[int], behind: str) -> int:
     """How many of these tokens other prompts share that have another text in place of the last text `behind`."""
-    num_bytes, place, step = len(behind.encode()), len(ids), _BLOCK
-    while num_bytes > 0 and place:
-        size = len(tokenizer.join_bytes(ids[max(place - step, 0) : place], skip_special_tokens=False))
-        if size > num_bytes and step > 1:
-            step = 1
-            continue
-        place, num_bytes = max(place - step, 0), num_bytes - size
+    num_bytes, place = len(behind.encode()), len(ids)
+    for step in _BLOCKS:
+        while num_bytes > (0 if step == 1 else _USUAL_BYTES * step) and place:
+            size = tokenizer.num_bytes(ids[max(place - step, 0) : place])
+            if size > num_bytes and step > 1:
+                break
+            place, num_bytes = max(place - step, 0), num_bytes - size
     near = range(place, max(place - _NEAR, 0), -1)
     words = [point for point in near[1:] if tokenizer.token_bytes(ids[point])[:1].isspace()]
     default = words[0] if words else max(place - 1, 0)

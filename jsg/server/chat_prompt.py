@@ -213,7 +213,10 @@ class ChatPrompt:
         num_asked = max((i for i, message in enumerate(messages, 1) if message["role"] == "user"), default=0)
         if self.template.thoughts_field is not None and 0 < num_asked < len(messages):
             with contextlib.suppress(RequestError):
-                places.append(len(render(messages[:num_asked])) - ending[1])
+                places.append(
+                    _question_end(rendered, messages, num_asked, ending[0][: len(ending[0]) - ending[1]])
+                    or len(render(messages[:num_asked])) - ending[1]
+                )
         return places
 
     def _with_bos(self, ids: list[int], places: list[int]) -> tuple[list[int], list[int]]:
@@ -318,6 +321,18 @@ def _ends_in_content(
         if found and not behind.strip():
             return True
     return False
+
+
+def _question_end(rendered: str, messages: Messages, num_asked: int, behind: str) -> int:
+    """Where a prompt has the last question and what the template writes behind each; 0 where it is not found for sure.
+
+    To find it is quicker than to render the conversation up to it.
+    """
+    question, *later = [str(message.get("content")).strip() for message in messages[num_asked - 1 :]]
+    if not (question and behind) or any(text.endswith(question) for text in later):
+        return 0
+    before, found, _ = rendered.rpartition(question + behind)
+    return len(before) + len(found) if found else 0
 
 
 def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:

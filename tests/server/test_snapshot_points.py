@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import jsg
+from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.snapshot_points import point_before
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
@@ -82,18 +83,26 @@ def test_where_thoughts_are_dropped_it_is_in_front_of_them(tmp_path: Path, kwarg
     assert prompt.input_ids[prompt.turn_end - 1] == 256
 
 
-def test_in_a_loop_of_calls_it_is_at_the_last_result_and_behind_the_question(tmp_path: Path):
+@pytest.mark.parametrize("question", ["Weather?", "old", " Weather?\n", "a <|im_end|> b", "rain", ""])
+def test_in_a_loop_of_calls_it_is_at_the_last_result_and_behind_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
+):
+    """The question is found in the rendered text where the template writes it as it is, so nothing is rendered twice."""
     chat = chat_of(tmp_path, DROPPING)
-    asked = [user("old"), assistant("older"), user("Weather?")]
+    asked = [user("old"), assistant("older"), user(question)]
+    chat.prompt([*asked, CALLED, SAID])
+    rendered, render = [], ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", lambda *args, **given: rendered.append(1) or render(*args, **given))
     looped = chat.prompt([*asked, CALLED, SAID, CALLED, SAID])
-    [question], result = looped.snapshot_at, looped.turn_end
+    assert len(rendered) == 1 + (question not in ("Weather?", "old", "a <|im_end|> b"))
+    [point], result = looped.snapshot_at, looped.turn_end
     on = chat.prompt([*asked, CALLED, SAID, CALLED, SAID, CALLED, SAID]).input_ids
     agree = num_common(looped.input_ids, on)
     assert agree - MOST_LOST <= result <= agree
     turn = chat.prompt([*asked, CALLED, SAID, CALLED, SAID, assistant("Rain."), user("Thanks")]).input_ids
     agree = num_common(looped.input_ids, turn)
-    assert agree - MOST_LOST <= question <= agree < result
-    assert question == chat.prompt(asked).turn_end, "its own first request has kept it already"
+    assert agree - MOST_LOST <= point <= agree < result
+    assert point == chat.prompt(asked).turn_end, "its own first request has kept it already"
 
 
 @pytest.mark.parametrize("template", [STYLES["chatml"].source, DROPPING])
