@@ -1,5 +1,6 @@
 """What goes on from a state that another request was asked to keep, with an engine of a hybrid model."""
 
+import asyncio
 import io
 import itertools
 from collections.abc import Iterator
@@ -9,6 +10,10 @@ import pytest
 
 import jsg
 from jsg import cli
+from jsg.processing.answer import Prompt
+from jsg.processing.snapshot_points import PlacedText, joined_text
+from jsg.server.chat_prompt import ChatPrompt
+from jsg.types import SamplingParams
 from tests.engine import small
 from tests.engine.late import late_programs
 from tests.engine.test_states import HYBRID
@@ -63,6 +68,24 @@ def test_a_chat_in_the_terminal_goes_on_at_the_end_of_the_turn(
     assert found[0][1] == 0 and len(found) == 3
     for (before, _), (_, cached) in itertools.pairwise(found):
         assert before - MOST_LOST <= cached < before, "the thought that the prompt opens is dropped"
+
+
+def test_conversations_go_on_from_what_a_client_has_marked(hybrid: jsg.Engine, found: list[tuple[int, int]]):
+    """As `cache_control` does, in the system message and before what differs in it."""
+    chat = ChatPrompt(hybrid.tokenizer, caches_states=True)
+    common = PlacedText("Be brief. " * 4)
+    for own in ("It is noon.", "It is three.", "It is night."):
+        messages = [{"role": "system", "content": joined_text([common, own])}, {"role": "user", "content": "Why?"}]
+        encoded = chat.prompt(messages)
+        prompt = Prompt(rid=own, **encoded.fields, sampling=SamplingParams(max_new_tokens=2))
+        asyncio.run(ended(hybrid, prompt))
+    [point] = encoded.snapshot_at
+    assert [cached for _, cached in found] == [0, point, point] and point >= len(common)
+
+
+async def ended(engine: jsg.Engine, prompt: Prompt) -> None:
+    async for _ in engine.answer_async([prompt]):
+        pass
 
 
 @jsg.function
