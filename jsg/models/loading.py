@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jsg.errors import ModelError
-from jsg.kernels_pallas.inputs import SCALE_GROUP
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
 from jsg.models.build import build_model
@@ -26,7 +26,7 @@ from jsg.models.clip import unread_tensors
 from jsg.models.llava import Llava
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
-from jsg.models.quantise import Quantised, declare
+from jsg.models.quantise import declare
 from jsg.models.slices import Reader, Slices
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import TENSOR_AXIS, AnyMesh, sharding_of
@@ -152,10 +152,10 @@ def _shared_out(
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axis = None if origin.split_axis is None or x.shape[origin.split_axis] == 1 else origin.split_axis
-        in_groups = isinstance(declared, Quantised) and declared.is_grouped
-        if axis is not None and in_groups and x.shape[axis] % num_parts:
+        group = declared.form.group if isinstance(declared, Quantised) else None
+        if axis is not None and group and x.shape[axis] % num_parts:
             raise ModelError(
-                f"--quantization int4 needs whole groups of {SCALE_GROUP} inputs on each device, but {num_parts} "
+                f"--quantization int4 needs whole groups of {group} inputs on each device, but {num_parts} "
                 f"devices cannot share out the {declared.shape[axis]} inputs of {origin.sources[0].name} so; choose "
                 "int8 or another --tp-size"
             )
