@@ -263,13 +263,19 @@ class Scheduler:
         for running in begun:
             budget -= self._plan_chunk(running, budget, chunks)
         self.waiting.begin_round()
-        to_admit = self._config.max_prefill_tokens
+        to_admit, passed = self._config.max_prefill_tokens, []
         while budget > 0 and to_admit > 0 and self.table.tree_work <= most_work:
             first = self.joins.first_ready() or self.waiting.first()
-            if first is None or not self._admit(first, now_s):
+            is_admitted = first is not None and self._admit(first, now_s)
+            if first is None or is_admitted is False:
                 break
+            if is_admitted is None:  # later arrivals need not wait with it
+                self.waiting.remove(first)
+                passed.append(first)
             to_admit -= first.num_known - placement(first).num_dispatched if first.place else 0
             budget -= self._plan_chunk(first, budget, chunks)
+        for running in passed:
+            self.waiting.add(running)
         return chunks
 
     def _overdue(self) -> RunningRequest | None:
@@ -279,8 +285,11 @@ class Scheduler:
         oldest = min(candidates, key=lambda r: r.arrival, default=None)
         return oldest if oldest is not None and self._requests.ledger.is_overdue(oldest.whole.arrival) else None
 
-    def _admit(self, running: RunningRequest, now_s: float) -> bool:
-        """Gives a request a row with its cached prefix, if there should be memory for the rest; else returns False."""
+    def _admit(self, running: RunningRequest, now_s: float) -> bool | None:
+        """Gives a request a row with its cached prefix, if there should be memory for the rest; else returns False.
+
+        It returns None if this step makes a state with which the next one can admit the request.
+        """
         if not self.table.num_free_rows:
             return False
         if running.state is RequestState.JOINING:
@@ -293,7 +302,7 @@ class Scheduler:
         else:
             place = self.table.admit(running)
             if place is None:
-                return False
+                return None
             must_wait = self.table.vision.must_wait(running.request, min(place.num_dispatched, running.num_known - 1))
             expected = self._expected_pages(running, place.num_dispatched)
             if must_wait or not self._have_room(expected) or not self._have_parts(running, place):
