@@ -66,9 +66,8 @@ class SparseFeedForward(nnx.Module):
         self.gate_bias = biases(spec.gate, spec.inner, 1, turns=turns) if spec.gate else None
         self.up_bias = biases(spec.up, spec.inner, 1, turn=turns - 1, turns=turns)
         self.down_bias = biases(spec.down, width, None)
-        shared = spec.shared
-        self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
-        self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared and shared.gate else None
+        self.shared = FeedForward(spec.shared, prefix, width, dtype) if spec.shared else None
+        self.shared_gate = Linear((f"{prefix}.{spec.shared_gate}",), width, (1,), dtype) if spec.shared_gate else None
 
     def __call__(self, x: Float[Array, "T D"], judged: Float[Array, "T D"] | None = None) -> Float[Array, "T D"]:
         """The block's result for each token. Copies are sorted by expert, and their results sorted back.

@@ -20,10 +20,10 @@ from jsg.models.block_spec import (
     LayerInputSpec,
     NoMixer,
     NormSpec,
-    StackSpec,
     StateMixer,
     StateShape,
     require_divisor,
+    stacked,
 )
 from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta_spec import DeltaSpec
@@ -203,11 +203,10 @@ class ModelSpec:
 
         def stored(index: int, layer: LayerSpec) -> LayerSpec:
             mlp = layer.mlp
-            joint, down = (f"mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
-            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{joint}"):
+            own = stacked("mlp.experts")
+            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{own['gate']}"):
                 return layer
-            mlp = dataclasses.replace(mlp, gate=joint, up=joint, down=down, stack=StackSpec(suffix=""))
-            return dataclasses.replace(layer, mlp=mlp)
+            return dataclasses.replace(layer, mlp=dataclasses.replace(mlp, **own))
 
         return dataclasses.replace(self, layers=tuple(stored(i, layer) for i, layer in enumerate(self.layers)))
 

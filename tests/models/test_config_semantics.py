@@ -340,7 +340,7 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert ours.logit_factor == theirs.logit_scale
     assert tuple(layer.experts.count if layer.experts else 0 for layer in ours.layers) == experts(theirs)
     if hasattr(theirs, "n_shared_experts") and theirs.model_type != "nemotron_h":  # whose has a width of its own
-        shared = {0 if mlp.shared is None else mlp.shared.block.inner // mlp.inner for mlp in blocks}
+        shared = {0 if mlp.shared is None else mlp.shared.inner // mlp.inner for mlp in blocks}
         assert shared <= {theirs.n_shared_experts}
     if hasattr(theirs, "n_shared_experts") or theirs.model_type == "lfm2_moe":
         assert {mlp.router.choice.factor for mlp in blocks} <= {theirs.routed_scaling_factor}

@@ -1,21 +1,14 @@
 """ERNIE 4.5 with experts (21B-A3B, 300B-A47B), whose router is float32; rope turns neighbours together."""
 
 from jsg.fields import Fields
+from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.family import PLAIN, sizes
-from jsg.models.parts import (
-    MAX_LAYERS,
-    num_layers,
-    read_experts,
-    read_feed_forward,
-    read_shared_experts,
-)
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer: experts in each so-many-th layer of a range, else one block."""
-    inner = config.integer("moe_intermediate_size")
-    experts = read_experts(
+    experts = parts.read_experts(
         config,
         "moe_num_experts",
         "moe_intermediate_size",
@@ -26,13 +19,13 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
             "choice_bias_axes": 2,
             "is_float32": True,
         },
-        shared=read_shared_experts(config, "moe_num_shared_experts", inner),
+        shared=parts.read_shared_experts(config, "moe_num_shared_experts"),
     )
-    count, step = num_layers(config), config.integer("moe_layer_interval", high=MAX_LAYERS)
-    first = config.integer("moe_layer_start_index", low=0, high=MAX_LAYERS)
-    last = config.integer("moe_layer_end_index", low=-1, high=MAX_LAYERS)
+    count, step = parts.num_layers(config), config.integer("moe_layer_interval", high=parts.MAX_LAYERS)
+    first = config.integer("moe_layer_start_index", low=0, high=parts.MAX_LAYERS)
+    last = config.integer("moe_layer_end_index", low=-1, high=parts.MAX_LAYERS)
     sparse = {layer for layer in range(first, count if last == -1 else last + 1) if (layer + 1) % step == 0}
-    return [experts if layer in sparse else read_feed_forward(config) for layer in range(count)]
+    return [experts if layer in sparse else parts.read_feed_forward(config) for layer in range(count)]
 
 
 FAMILY = PLAIN.variant(

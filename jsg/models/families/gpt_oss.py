@@ -2,7 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.kernels_pallas.activation import ClampedGate
-from jsg.models.block_spec import ExpertsSpec, StackSpec
+from jsg.models.block_spec import ExpertsSpec, stacked
 from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import read_experts
 
@@ -15,10 +15,7 @@ def mlp(config: Fields) -> ExpertsSpec:
         "intermediate_size",
         router={"name": "mlp.router", "has_bias": True},
         activation=ClampedGate(limit=config.number("swiglu_limit"), slope=config.number("swiglu_alpha")),
-        gate="mlp.experts.gate_up_proj",
-        up="mlp.experts.gate_up_proj",
-        down="mlp.experts.down_proj",
-        stack=StackSpec(is_transposed=True, is_interleaved=True, suffix="", bias_suffix="_bias"),
+        **stacked("mlp.experts", is_transposed=True, is_interleaved=True, bias_suffix="_bias"),
         has_bias=True,
     )
 

@@ -6,12 +6,11 @@ from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec
 from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.family import PLAIN, sizes
-from jsg.models.parts import FULL, num_layers, read_attention, read_feed_forward, read_layer_types, read_norm
+from jsg.models.parts import FULL, MAX_TAPS, num_layers, read_attention, read_feed_forward, read_list, read_norm
 from jsg.models.spec import Mixer, ModelSpec
 from jsg.models.wrapper import Wrapper
 
 CONV = "conv"
-MAX_TAPS = 16
 NORMS = {"query": "self_attn.q_layernorm", "key": "self_attn.k_layernorm"}
 FEED_FORWARD = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
 
@@ -29,12 +28,11 @@ def attention(config: Fields) -> dict[str, Mixer]:
 
 def kinds(config: Fields) -> list[str]:
     """The kind of each layer, one of which has keys. If the file does not say, it may number those with attention."""
-    named, layers = read_layer_types(config, (CONV, FULL)), range(num_layers(config))
+    layers = range(num_layers(config))
     full = config.get("full_attn_idxs", [*layers])
     config.require(isinstance(full, list), "full_attn_idxs", "be a list of the layers with attention", full)
-    named = [FULL if layer in full else CONV for layer in layers] if named is None else named
-    config.require(FULL in named, "layer_types", f"have at least one {FULL}", named)
-    return named
+    numbered = [FULL if layer in full else CONV for layer in layers]
+    return read_list(config, "layer_types", (CONV, FULL), absent=numbered, needed=FULL)
 
 
 def mlp(config: Fields) -> FeedForwardSpec:
@@ -43,8 +41,12 @@ def mlp(config: Fields) -> FeedForwardSpec:
     if config.flag("block_auto_adjust_ff_dim", default=False):
         step = config.integer("block_multiple_of")
         inner = -(int(config.number("block_ffn_dim_multiplier") * (2 * inner // 3)) // -step) * step
-    block = read_feed_forward(config.under({"intermediate_size": inner}))
-    return dataclasses.replace(block, **FEED_FORWARD)
+    return read_block(config.under({"intermediate_size": inner}))
+
+
+def read_block(config: Fields) -> FeedForwardSpec:
+    """A block of the width that the file gives."""
+    return dataclasses.replace(read_feed_forward(config), **FEED_FORWARD)
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:

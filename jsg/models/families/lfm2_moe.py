@@ -1,12 +1,10 @@
 """LFM2 with experts (8B-A1B), by sigmoids that a bias changes for the choice."""
 
-import dataclasses
-
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import lfm2
 from jsg.models.family import sizes
-from jsg.models.parts import MAX_LAYERS, is_on, num_layers, read_experts, read_feed_forward
+from jsg.models.parts import first_dense, is_on, read_experts
 
 ADDED = 1e-6
 """What is added to the sum of weights."""
@@ -14,7 +12,6 @@ ADDED = 1e-6
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer: the first have no experts."""
-    dense = dataclasses.replace(read_feed_forward(config), **lfm2.FEED_FORWARD)
     bias = "feed_forward.expert_bias" if is_on(config, "use_expert_bias") else None
     experts = read_experts(
         config,
@@ -29,8 +26,7 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
         router={"name": "feed_forward.gate", "choice_bias": bias},
         **{name: tensor.replace(".", ".experts.{expert}.") for name, tensor in lfm2.FEED_FORWARD.items()},
     )
-    first = config.integer("num_dense_layers", low=0, high=MAX_LAYERS)
-    return [dense if layer < first else experts for layer in range(num_layers(config))]
+    return first_dense(config, "num_dense_layers", experts, lfm2.read_block)
 
 
 FAMILY = lfm2.FAMILY.variant(

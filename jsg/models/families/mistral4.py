@@ -3,7 +3,7 @@
 from functools import partial
 
 from jsg.fields import Fields
-from jsg.models.block_spec import StackSpec
+from jsg.models.block_spec import stacked
 from jsg.models.families import deepseek_v3, glm4_moe
 from jsg.models.families.ministral3 import BETA, OWN_ROPE_FIELDS, read_growth
 from jsg.models.family import sizes
@@ -55,13 +55,6 @@ FAMILY = deepseek_v3.FAMILY.variant(
     ignored="head_dim qk_head_dim",
     aliases={"num_local_experts": "n_routed_experts"},
     attention=attention,
-    mlp=partial(
-        glm4_moe.mlp,
-        choice={"masked_score": 0.0},
-        gate="mlp.experts.gate_up_proj",
-        up="mlp.experts.gate_up_proj",
-        down="mlp.experts.down_proj",
-        stack=StackSpec(suffix=""),
-    ),
+    mlp=partial(glm4_moe.mlp, choice={"masked_score": 0.0}, **stacked("mlp.experts")),
     later_layers=None,
 )

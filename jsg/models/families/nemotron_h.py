@@ -11,11 +11,11 @@ import dataclasses
 from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, NoMixer, SharedExpertSpec
+from jsg.models.block_spec import FeedForwardSpec, NoMixer
 from jsg.models.families import glm4_moe
 from jsg.models.families.granitemoehybrid import KINDS, read_mamba
 from jsg.models.family import PLAIN, sizes
-from jsg.models.parts import FULL, LINEAR, MAX_LAYERS, is_on, read_heads
+from jsg.models.parts import FULL, LINEAR, MAX_LAYERS, MLP, is_on, read_heads
 from jsg.models.spec import Mixer, ModelSpec
 
 BLOCK, EXPERTS = "mlp", "moe"
@@ -53,31 +53,26 @@ def attention(config: Fields) -> dict[str, Mixer]:
     }
 
 
-def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec | None]:
+def mlp(config: Fields) -> list[MLP | None]:
     """The feed-forward block of each layer that is one."""
-    of_layers = kinds(config)
-    plain: dict[str, Any] = {"activation": "relu2", "gate": None}
-    has_bias = is_on(config, "mlp_bias")
-    block = FeedForwardSpec(
-        inner=config.integer("intermediate_size"),
-        has_bias=has_bias,
-        up="mixer.up_proj",
-        down="mixer.down_proj",
-        **plain,
-    )
-    blocks: dict[str, FeedForwardSpec | ExpertsSpec] = {BLOCK: block}
+    of_layers, has_bias = kinds(config), is_on(config, "mlp_bias")
+
+    def tensors(name: str) -> dict[str, Any]:
+        return {"gate": None, "up": f"{name}.up_proj", "down": f"{name}.down_proj", "activation": "relu2"}
+
+    def block(inner_field: str, name: str) -> FeedForwardSpec:
+        return FeedForwardSpec(inner=config.integer(inner_field), has_bias=has_bias, **tensors(name))
+
+    blocks: dict[str, MLP] = {BLOCK: block("intermediate_size", "mixer")}
     if EXPERTS in of_layers:
-        each, shared = "mixer.experts.{expert}", "mixer.shared_experts"
-        router = glm4_moe.SIGMOIDS["router"] | {"name": "mixer.gate"}
-        router |= {"choice_bias": "mixer.gate.e_score_correction_bias"}
-        names = {"up": f"{each}.up_proj", "down": f"{each}.down_proj"}
-        one = config.under({"num_hidden_layers": 1, KINDS_FIELD: ["sparse"]})
-        choice, kinds_field = glm4_moe.SIGMOIDS["choice"], KINDS_FIELD
-        experts = glm4_moe.mlp(one, choice=choice, kinds_field=kinds_field, router=router, **names, **plain)[0]
-        inner = config.integer("moe_shared_expert_intermediate_size")
-        names = {"up": f"{shared}.up_proj", "down": f"{shared}.down_proj"}
-        beside = SharedExpertSpec(block=dataclasses.replace(block, inner=inner, **names))
-        blocks[EXPERTS] = dataclasses.replace(experts, shared=beside)
+        router = {"name": "mixer.gate", "choice_bias": "mixer.gate.e_score_correction_bias", "rounds_weights": False}
+        blocks[EXPERTS] = glm4_moe.read_grouped(
+            config,
+            choice={"score": "sigmoid"},
+            router=router,
+            shared=block("moe_shared_expert_intermediate_size", "mixer.shared_experts"),
+            **tensors("mixer.experts.{expert}"),
+        )
     return [blocks.get(kind) for kind in of_layers]
 
 

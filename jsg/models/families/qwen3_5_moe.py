@@ -11,7 +11,7 @@ from jsg.models.parts import read_experts
 
 def mlp(config: Fields) -> ExpertsSpec:
     """All layers have experts, and the block that all tokens use beside them."""
-    return read_experts(config, "num_experts", "moe_intermediate_size", shared=qwen2_moe.shared(config))
+    return read_experts(config, "num_experts", "moe_intermediate_size", **qwen2_moe.shared(config))
 
 
 FAMILY = qwen3_5.FAMILY.variant(
