@@ -1,6 +1,7 @@
 """Programs: Python functions whose first parameter is the state `s`."""
 
 import asyncio
+import collections
 import contextvars
 import dataclasses
 import functools
@@ -207,9 +208,9 @@ class SglFunction[**P](batch.Batchable[ProgramState]):
         if (tracing := scope.active()) is not None:
             return [tracing.call(self, args, kwargs, _unless_empty(given)) for args, kwargs in runs]
         chosen = _chosen(backend)
-        shared = frozenset[str]()
-        if isinstance(runs, list) and runs:
-            shared = functools.reduce(frozenset.intersection, map(batch.texts_of, runs))
+        known = runs if isinstance(runs, list) else []
+        counts = collections.Counter(text for arguments in known for text in batch.texts_of(arguments))
+        shared = {text for text, count in counts.items() if count > 1 or len(known) == 1}
 
         async def run_one(arguments: batch.Arguments) -> ProgramState:
             call = self._start(*arguments, given, chosen, batch.texts_of(arguments) - shared)

@@ -95,7 +95,9 @@ def asked(s: Any, question: str, shots: str) -> None:
 
 
 def test_the_runs_of_a_batch_go_on_from_what_they_have_in_common(hybrid: jsg.Engine, found: list[tuple[int, int]]):
+    """A text that several runs have is no run's own, be it of all of them or not."""
     items = [{"question": question, "shots": SHOTS} for question in QUESTIONS]
+    items = [*items, {"question": "Else?", "shots": "Nothing that others have. " * 2}]
     for state in asked.run_batch(items, backend=hybrid, num_threads=1):
         state["answer"]
-    assert [cached for _, cached in found] == [0, *[len(SHOTS + "Q:")] * 2]
+    assert [cached for _, cached in found] == [0, *[len(SHOTS + "Q:")] * 2, 0]
