@@ -77,7 +77,12 @@ def convert(
             layout = _in_file(tensor, _layout(tensor, origin, shape, tp_size))
             unit = math.gcd(layout.unit, layouts.get(tensor.name, layout).unit)  # that suits all parts of a tensor
             layouts[tensor.name] = dataclasses.replace(layout, unit=unit)
-    with open_checkpoint(source, config.names.here, load_format) as checkpoint:
+    if config.names.published is not None:
+        raise ModelError(
+            f"jsg convert needs weights in float32, float16 or bfloat16, but {config.names.published.where} says that "
+            f"they are quantised ({config.names.published.title}); jsg serve reads the checkpoint as it is"
+        )
+    with open_checkpoint(source, config.names, load_format) as checkpoint:
         checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
         promises = _promises(checkpoint, layouts)
         total = sum(promise.nbytes for promise in promises.values())

@@ -8,7 +8,7 @@ import dataclasses
 from pathlib import Path
 
 from jsg.fields import Fields, read_json
-from jsg.models.forms import refuse_quantised
+from jsg.models.published.sections import notes_of, read_published
 from jsg.models.registry import TEXT_HALVES, WRAPPERS, family_of, shortened
 from jsg.models.spec import ModelSpec
 from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, read_tower, read_vision
@@ -29,8 +29,11 @@ def read_spec(path: Path) -> ModelSpec:
     if wrapper is not None:
         return _read_wrapped(path, whole, architecture, wrapper)
     family = family_of(architecture)
-    refuse_quantised(path, whole)
-    return _with_eos_tokens(path, family.read(whole))
+    published = read_published(path, whole)
+    model = _with_eos_tokens(path, family.read(whole))
+    return dataclasses.replace(
+        model, names=dataclasses.replace(model.names, published=published), notes=model.notes + notes_of(published)
+    )
 
 
 def _architecture(config: Fields) -> str:
@@ -46,15 +49,16 @@ def _read_wrapped(path: Path, whole: Fields, architecture: str, wrapper: Wrapper
     model_type = text.get("model_type")
     text.require(model_type in TEXT_HALVES, "model_type", f"be one of {shortened(TEXT_HALVES)}", model_type)
     tower = read_tower(whole) if architecture in VISION_KINDS else None
-    refuse_quantised(path, whole, text)
+    published = read_published(path, whole, text)
     model = _with_eos_tokens(path, family_of(TEXT_HALVES[model_type]).read(text))
     vision = None if tower is None else read_vision(whole, architecture, model.vocab_size)
     refuse_unknown(whole, wrapper.fields, architecture)
     if tower is not None:
         refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
     unread = f"{wrapper.names.unread}|{model.names.unread}"
-    names = dataclasses.replace(wrapper.names, unread=unread)
-    return dataclasses.replace(model, vision=vision, names=names, notes=model.notes + wrapper.notes)
+    names = dataclasses.replace(wrapper.names, unread=unread, published=published)
+    notes = model.notes + wrapper.notes + notes_of(published)
+    return dataclasses.replace(model, vision=vision, names=names, notes=notes)
 
 
 def _with_eos_tokens(path: Path, model: ModelSpec) -> ModelSpec:

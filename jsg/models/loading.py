@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -21,11 +21,12 @@ from jsg.kernels_pallas.few_bits import Quantised
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
 from jsg.models.build import build_model
-from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
+from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.llava import Llava
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
+from jsg.models.published.kernel import Kernel
 from jsg.models.quantise import declare
 from jsg.models.slices import Reader, Slices
 from jsg.models.spec import ModelSpec
@@ -83,8 +84,10 @@ def load_model(
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    with open_checkpoint(directory, config.names.here, load_format) as checkpoint, freed_at_once():
-        checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
+    with open_checkpoint(directory, config.names, load_format) as checkpoint, freed_at_once():
+        shapes = checkpoint_shapes(model)
+        checkpoint.require(shapes, lambda name: is_unread(config, name))
+        _log_restored(checkpoint, shapes, dtype)
         _fill(model, PartReader(checkpoint), lambda: checkpoint.num_bytes_read, progress)
     return model
 
@@ -101,7 +104,7 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     """
     if not (config.tie_word_embeddings or config.has_experts) or not has_checkpoint(directory):
         return config
-    with open_checkpoint(directory, config.names.here, load_format) as checkpoint:
+    with open_checkpoint(directory, config.names, load_format) as checkpoint:
         config = config.with_stacks(checkpoint.holds)
         if not config.tie_word_embeddings or not checkpoint.differ(HEAD, TABLE):
             return config
@@ -110,6 +113,20 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
         "tie_word_embeddings: false"
     )
     return dataclasses.replace(config, tie_word_embeddings=False)
+
+
+def _log_restored(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], dtype: jax.typing.DTypeLike) -> None:
+    """Says how many bytes the kernels take that are restored, of these tensors."""
+    kernels = [tensor for name, _, tensor in checkpoint.stored() if isinstance(tensor, Kernel) and name in shapes]
+    if kernels:
+        num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
+        logger.info(
+            "%d kernels in few bits (%.2f GB) are restored to %s as they are read, which makes them %.2f GB",
+            len(kernels),
+            sum(kernel.num_bytes for kernel in kernels) / 1e9,
+            jnp.dtype(dtype).name,
+            num_bytes / 1e9,
+        )
 
 
 class _Seeded:

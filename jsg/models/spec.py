@@ -29,21 +29,24 @@ from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.mamba_spec import MambaSpec
+from jsg.models.published.record import Published
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """How the tensors of a checkpoint are named in the modules here.
+    """How the tensors of a checkpoint are named in the modules here, and how its kernels are stored.
 
     Attributes:
         prefixes: The beginning of a name in the files → what the modules have there. The longest that fits counts.
         unread: A pattern of whole names in the modules, of tensors that may be there and no module reads.
+        published: How kernels are quantised; None if they are not.
     """
 
     prefixes: Mapping[str, str]
     unread: str = "(?!)"
+    published: Published | None = None
 
     def here(self, stored: str) -> str:
         """The name in the modules of a tensor of the files."""
@@ -59,6 +62,8 @@ Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec | N
 """What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
 `state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
 
+AS_STORED = TensorNames(prefixes={})
+"""Modules have the names of the files."""
 CAUSAL_NAMES = TensorNames(
     prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
 )
@@ -137,7 +142,7 @@ class ModelSpec:
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
         vision: The vision half; None for a text model.
-        names: How its tensors are named in a checkpoint.
+        names: How its tensors are named and stored in a checkpoint.
         notes: What the file says and the model does not follow, a sentence each, for the log.
     """
 
