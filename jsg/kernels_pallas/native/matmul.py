@@ -58,9 +58,11 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
 def types_of(kernel: Panels, result: jax.typing.DTypeLike) -> Types:
     """The types of a product with a kernel."""
     form, scale = kernel.form, None if kernel.scale is None else str(kernel.scale.dtype)
+    group = form.group if form is not None and scale is not None else None
     return Types(
         kernel.kind,
         "bfloat16" if result == jnp.bfloat16 else "float32",
+        group,
         SHORT_NAMES.get(scale, scale),
         kernel.zero is not None,
         kernel.factor is not None,

@@ -92,7 +92,7 @@ def _emit_tile(
     def vectors(k: Value, p: int) -> Iterable[Value]:
         return lines[p].pairs(function, kind, k * 2, 2 * pairs_together)
 
-    if types.scale is not None and not types.is_exact:
+    if types.sums_groups:
         sums = emit_group_sums(
             function, types, buffers, read, row, rows, number, vectors, pairs_together, Function.fused_pairs
         )

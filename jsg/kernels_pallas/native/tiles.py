@@ -27,6 +27,7 @@ class Types(NamedTuple):
     Attributes:
         kernel: Of the kernel: a key of `TOGETHER`.
         result: Of the result: "float32" or "bfloat16".
+        group: Inputs of a group that has a scale of its own, if they are few; None if there is none, or for any number.
         scale: Of the scales of groups; None if there are no groups.
         has_zero: Whether groups have zeros. Then sums over the inputs of each group come with the rows.
         has_factor: Whether each column's sum is multiplied with a factor.
@@ -35,6 +36,7 @@ class Types(NamedTuple):
 
     kernel: str
     result: str
+    group: int | None = None
     scale: str | None = None
     has_zero: bool = False
     has_factor: bool = False
@@ -43,13 +45,26 @@ class Types(NamedTuple):
     @property
     def name(self) -> str:
         """All of it in one word."""
-        parts = (self.kernel, self.scale, "zero" * self.has_zero, "factor" * self.has_factor, "exact" * self.is_exact)
+        group = None if self.group is None else str(self.group)
+        parts = (
+            self.kernel,
+            group,
+            self.scale,
+            "zero" * self.has_zero,
+            "factor" * self.has_factor,
+            "exact" * self.is_exact,
+        )
         return "_".join([*filter(None, parts), self.result])
 
     @property
     def is_short(self) -> bool:
         """Whether the kernel's numbers must be converted to be multiplied with bfloat16."""
         return self.kernel not in ITEM_BYTES
+
+    @property
+    def sums_groups(self) -> bool:
+        """Whether bfloat16 rows are multiplied group by group."""
+        return self.scale is not None and not self.is_exact
 
     @property
     def in_4_bits(self) -> bool:
@@ -242,7 +257,7 @@ def emit_group_sums(
     zero, which is the same for all inputs of a group, is multiplied with their sum. See `emit_sums` for the others.
     """
     groups, per_step = buffers[2].sizes[1], 1 if fused is Function.fused else 2
-    length = buffers[0].sizes[1] // groups // per_step
+    length = (types.group or buffers[0].sizes[1] // groups) // per_step
     zeros = [[function.zeros()] * len(panels)] * rows
     totals = [[Variable(function, start) for start in each] for each in zeros]
     with function.loop(groups) as group:
