@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -17,11 +17,12 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jsg.errors import ModelError
+from jsg.gguf.tensors import GgufTensor
 from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
 from jsg.models.build import build_model
-from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
+from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.llava import Llava
 from jsg.models.origin import Origin, Source
@@ -84,7 +85,9 @@ def load_model(
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
     with open_checkpoint(directory, config.names.here, load_format) as checkpoint, freed_at_once():
-        checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
+        shapes = checkpoint_shapes(model)
+        checkpoint.require(shapes, lambda name: is_unread(config, name))
+        _log_restored(checkpoint, shapes, dtype)
         _fill(model, PartReader(checkpoint), lambda: checkpoint.num_bytes_read, progress)
     return model
 
@@ -110,6 +113,21 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
         "tie_word_embeddings: false"
     )
     return dataclasses.replace(config, tie_word_embeddings=False)
+
+
+def _log_restored(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], dtype: jax.typing.DTypeLike) -> None:
+    """Says how many bytes the kernels take that are restored, of these tensors."""
+    kernels = [tensor for name, _, tensor in checkpoint.stored() if isinstance(tensor, GgufTensor) and name in shapes]
+    kernels = [kernel for kernel in kernels if kernel.num_bytes]
+    if kernels:
+        num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
+        logger.info(
+            "%d kernels in few bits (%.2f GB) are restored to %s as they are read, which makes them %.2f GB",
+            len(kernels),
+            sum(kernel.num_bytes for kernel in kernels) / 1e9,
+            jnp.dtype(dtype).name,
+            num_bytes / 1e9,
+        )
 
 
 class _Seeded:
