@@ -19,8 +19,10 @@ import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import read_json
+from jsg.gguf import tensors as gguf_tensors
+from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
-from jsg.models.forms import INDEX_FILE, SINGLE_FILE, has_weights, weights_form
+from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
 from jsg.models.published.kernel import restored
 from jsg.models.spec import AS_STORED, TensorNames
 
@@ -32,9 +34,6 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 NO_HEAD = "a model that was saved without its head can embed (--task embed), but generates no text"
-
-PIECE_BYTES = 2**20 - 2**14
-"""The bytes of a tensor that are read at once. Below 1 MiB `freed_at_once` lets malloc reuse them."""
 
 
 class Piece(NamedTuple):
@@ -192,8 +191,7 @@ class SafeTensor:
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        row_bytes = math.prod(self.shape[outer + 1 :]) * (4 if self.dtype == "F32" else 2)
-        return outer, max(1, PIECE_BYTES // max(1, row_bytes))
+        return outer, rows_at_once(self.shape, 4 if self.dtype == "F32" else 2, outer)
 
 
 class MappedTensor:
@@ -234,10 +232,13 @@ def open_checkpoint(directory: Path, names: TensorNames = AS_STORED, kind: str =
     """
     form = weights_form((path.name for path in directory.iterdir()), kind)
     with contextlib.ExitStack() as stack:
-        is_orbax = form == "orbax"
-        tensors: Mapping[str, StoredTensor] = (
-            orbax_checkpoint.open_tensors(directory) if is_orbax else _open_safetensors(directory, stack)
-        )
+        tensors: Mapping[str, StoredTensor]
+        if form == "safetensors":
+            tensors = _open_safetensors(directory, stack)
+        elif form == "orbax":
+            tensors = orbax_checkpoint.open_tensors(directory)
+        else:
+            tensors = gguf_tensors.open_tensors(sorted(directory.glob(f"{GGUF_LINK}*")))
         if names.published is not None:
             tensors = restored(tensors, names.published, names.here)
         yield Checkpoint(tensors, names.here)

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jsg.errors import ModelError
+from jsg.gguf.tensors import GgufTensor
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
@@ -117,7 +118,8 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
 
 def _log_restored(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], dtype: jax.typing.DTypeLike) -> None:
     """Says how many bytes the kernels take that are restored, of these tensors."""
-    kernels = [tensor for name, _, tensor in checkpoint.stored() if isinstance(tensor, Kernel) and name in shapes]
+    of_shapes = [tensor for name, _, tensor in checkpoint.stored() if name in shapes]
+    kernels = [tensor for tensor in of_shapes if isinstance(tensor, Kernel | GgufTensor) and tensor.num_bytes]
     if kernels:
         num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
         logger.info(
