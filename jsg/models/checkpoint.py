@@ -209,7 +209,7 @@ class MappedTensor:
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        return outer, max(1, PIECE_BYTES // max(1, math.prod(self.shape[outer + 1 :])))
+        return outer, rows_at_once(self.shape, 1, outer)
 
 
 def has_checkpoint(directory: Path) -> bool:
