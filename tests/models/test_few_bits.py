@@ -14,11 +14,10 @@ from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import read_spec
 from jsg.models.published.kernel import Kernel
 from tests.golden.variants import LLAMA
-from tests.models.packers import FORMS, Form, Packer, Tensors, mxfp4, write_packed
+from tests.models.packers import FORMS, MXFP4, Form, Packer, Tensors, write_packed
 
 SHAPES = {"model.layers.0.self_attn.k_proj.weight": (96, 64), "model.layers.0.mlp.down_proj.weight": (64, 96)}
 EXPERTS = {"model.layers.0.mlp.experts.down_proj": (3, 64, 96)}
-MXFP4 = Form({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}, mxfp4)
 STACKS = {"mxfp4": MXFP4, "fp8": FORMS["fp8"]}
 
 
