@@ -7,16 +7,31 @@ import dataclasses
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsg.errors import ModelError
 from jsg.fields import MAX_INTEGER, Fields
+from jsg.kernels_pallas.form import Form
 from jsg.models.published.layout import Group, Layout
 
 COMMON = (".scale",)
 """Marks that tensors of other kinds have, too. They count if the kernel is there."""
 UNREAD = re.compile(r".*[._](input|activation|output|q|k|v|kv)_(global_)?(scale|zero_point)(_ub)?")
 """Names of tensors that say how activations and cached keys and values are rounded. jsg does not round them so."""
+
+
+class KeptForm(NamedTuple):
+    """How a kernel can be kept in few bits. Those that make one parameter must be equal.
+
+    Attributes:
+        form: The form.
+        order: A word for the order of its inputs; empty if it has none.
+        is_turned: The model has it as [..., in, out].
+    """
+
+    form: Form
+    order: str
+    is_turned: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
