@@ -6,6 +6,7 @@ that of the format's reference (compressed-tensors, GPTQModel, AutoAWQ, ModelOpt
 
 import dataclasses
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -225,6 +226,8 @@ def _integers(bits: int, *, is_symmetric: bool = True, group: int | None = GROUP
     return {**base, **more}
 
 
+PACKED = re.compile(r".*(_proj(\.weight)?|\.w[123]\.weight)")
+"""Names of the kernels that are packed: all but those of embeddings, heads and routers."""
 BLOCK = [40, 24]
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": BLOCK}
 _STATIC = {"quant_method": "fp8", "activation_scheme": "static", "modules_to_not_convert": ["lm_head"]}
@@ -274,24 +277,30 @@ FORMS: dict[str, Form] = {
 """Formats of kernels [out, in]."""
 
 
-def pack_model(
+def write_packed(
+    directory: Path,
+    config: Mapping[str, Any],
+    form: Form,
     tensors: Mapping[str, np.ndarray],
-    choose: Callable[[str], Packer | None],
-    seed: int = 0,
-) -> tuple[Tensors, Tensors]:
-    """A checkpoint whose kernels are packed, and the same with what they mean in their place.
+    damage: Callable[[Tensors], Any] = lambda _: None,
+) -> Tensors:
+    """Writes a model whose projections are packed. Gives its tensors with what these mean in their place.
 
     Args:
-        tensors: The checkpoint.
-        choose: What packs the kernel of a name; None leaves a tensor as it is.
-        seed: Seed of numbers and scales.
+        directory: The directory, which is made.
+        config: Its `config.json` without `quantization_config`.
+        form: The format.
+        tensors: The tensors. Of projections only the shapes count.
+        damage: What is done to the tensors before they are written.
     """
-    rng, stored, restored = np.random.default_rng(seed), {}, {}
+    rng, stored, restored = np.random.default_rng(0), {}, {}
     for name, tensor in tensors.items():
-        pack = choose(name)
-        if pack is None:
-            stored[name] = restored[name] = tensor
-            continue
-        parts, restored[name] = pack(rng, name, tensor.shape)
+        restored[name], parts = tensor, {name: tensor}
+        if PACKED.fullmatch(name):
+            parts, restored[name] = form.pack(rng, name, tensor.shape)
         stored |= parts
-    return stored, restored
+    damage(stored)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({**config, "quantization_config": form.config}))
+    write(directory / "model.safetensors", stored)
+    return restored

@@ -1,24 +1,22 @@
 """Kernels of compressed-tensors: e4m3, int8, int4 and int8 in words of 32 bits, and NVFP4. Groups may differ."""
 
 import dataclasses
-import math
 
 from jsg.errors import ModelError
 from jsg.fields import Fields
 from jsg.models.published.fp8 import in_e4m3
 from jsg.models.published.layout import DAMAGED, SCALES, Group, Layout, Plane
-from jsg.models.published.modelopt import in_nvfp4
-from jsg.models.published.record import Published, matches, read_block, require_one_of
-from jsg.models.without_effect import refuse_unknown
+from jsg.models.published.modelopt import GROUP, in_nvfp4
+from jsg.models.published.record import Published, Rule, read_block, refuse_others, require_one_of, rule_of
 
-FLOAT, PACKED, NVFP4, INTEGER = "float-quantized", "pack-quantized", "nvfp4-pack-quantized", "int-quantized"
-NAIVE, MIXED = "naive-quantized", "mixed-precision"
-KINDS = {(FLOAT, "float", 8), (PACKED, "int", 4), (PACKED, "int", 8), (NVFP4, "float", 4), (INTEGER, "int", 8)}
+FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
+HELD = {(False, "F8_E4M3"): "float 8", (False, "I8"): "int 8", (True, "U8"): "float 4"}
+"""Whether numbers are packed, and the type of their tensor → what they are. I32 has integers of either length."""
+STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 _FIELDS = (
-    "quant_method config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme version "
-    "sparsity_config transform_config"
+    "config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme version sparsity_config "
+    "transform_config"
 )
-_GROUP_FIELDS = "targets weights input_activations output_activations format"
 _WEIGHT_FIELDS = (
     "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs scale_dtype "
     "zp_dtype"
@@ -30,16 +28,16 @@ class Scheme:
     """How the modules of a group are quantised.
 
     Attributes:
-        targets: Their names, patterns of them, or classes of modules.
-        form: The format.
-        bits: Bits of a number.
+        names: Which modules are named.
+        is_for_classes: It is for classes of modules.
+        kind: `int` or `float`, and the bits of a number.
         block: Rows and columns that share a scale; 0 for all.
         is_symmetric: There are no zeros.
     """
 
-    targets: tuple[str, ...]
-    form: str
-    bits: int
+    names: Rule
+    is_for_classes: bool
+    kind: str
     block: tuple[int, int]
     is_symmetric: bool
 
@@ -50,119 +48,91 @@ def read(config: Fields) -> Published:
     Raises:
         FieldError: A field has another value than those that are supported.
     """
-    refuse_unknown(config, set(_FIELDS.split()), "compressed-tensors")
+    refuse_others(config, _FIELDS, "compressed-tensors")
     require_one_of(config, "quantization_status", "compressed", "frozen", default="compressed")
     sparsity = config.section("sparsity_config")
     if sparsity is not None:
         require_one_of(sparsity, "format", "dense", default="dense")
     config.require(not config.get("transform_config"), "transform_config", "be empty", config.get("transform_config"))
-    groups = config.section("config_groups")
-    config.require(bool(groups and groups.names()), "config_groups", "name a group", config.get("config_groups"))
-    schemes = [_read_scheme(config, groups, name) for name in sorted(groups.names())] if groups else []
-    ignored = [each for each in config.get("ignore", ()) if isinstance(each, str)]
-
-    def skips(module: str) -> str | None:
-        return next((pattern for pattern in ignored if matches(module, pattern)), None)
-
-    def layout(group: Group) -> Layout:
-        return _layout(group, _scheme_of(group, schemes))
-
-    forms = dict.fromkeys(scheme.form for scheme in schemes)
+    groups = config.section("config_groups") or Fields(config.file, {})
+    config.require(bool(groups.names()), "config_groups", "name a group", config.get("config_groups"))
+    schemes = [_read_scheme(config, groups.section(name) or groups, name) for name in sorted(groups.names())]
     return Published(
-        title=f"compressed-tensors {', '.join(forms)}",
+        title=f"compressed-tensors, {' and '.join(dict.fromkeys(scheme.kind for scheme in schemes))} bits",
         marks={".weight_scale": ".weight", ".weight_packed": ".weight"},
         roles=("_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale"),
-        layout=layout,
-        skips=skips,
+        layout=lambda group: _layout(group, schemes),
+        skips=rule_of(config.get("ignore"), "compressed-tensors"),
     )
 
 
-def _read_scheme(config: Fields, groups: Fields, name: str) -> Scheme:
-    group = groups.section(name)
-    assert group is not None, "a name of `names`"
-    refuse_unknown(group, set(_GROUP_FIELDS.split()), "a group")
-    targets, weights = group.get("targets", []), group.section("weights")
+def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
+    refuse_others(group, "targets weights input_activations output_activations format", f"the group {name}")
+    where = config if group.get("format") is None else group
+    if where is group or config.get("format") != "mixed-precision":
+        require_one_of(where, "format", *FORMATS)
+    targets, weights = group.get("targets", []), group.section("weights") or Fields(group.file, {})
     ok = isinstance(targets, list) and targets and all(isinstance(target, str) for target in targets)
     group.require(ok, "targets", "be a list of modules", targets)
-    group.require(weights is not None, "weights", "be an object", None)
-    assert weights is not None, "required"
-    refuse_unknown(weights, set(_WEIGHT_FIELDS.split()), "weights")
-    bits, kind = require_one_of(weights, "num_bits", 4, 8, default=8), weights.text("type", "int").lower()
-    known = sorted({each for each, *of in KINDS if of == [kind, bits]})
-    where = config if group.get("format") is None else group
-    form = where.get("format")
-    form = known[0] if known and form in (NAIVE, MIXED, None) and (kind, bits) != ("int", 8) else form
-    form = INTEGER if form == NAIVE else form
-    where.require(form in known, "format", f"be {' or '.join(known)} of {kind} {bits}", form)
+    refuse_others(weights, _WEIGHT_FIELDS, "weights")
+    bits = require_one_of(weights, "num_bits", 4, 8, default=8 if weights.names() else None)
+    kind = f"{require_one_of(weights, 'type', 'int', 'float', default='int')} {bits}"
     require_one_of(weights, "dynamic", False, default=False)
-    strategies = ("tensor", "channel", "group", "block", "tensor_group")
     size = weights.get("group_size")
     default = "tensor" if size is None else "channel" if size == -1 else "group"
-    strategy = require_one_of(weights, "strategy", *strategies, default=default)
+    strategy = require_one_of(weights, "strategy", *STRATEGIES, default=default)
     wide = weights.integer("group_size") if strategy in ("group", "tensor_group") else 0
+    weights.require(kind != "float 4" or wide == GROUP, "group_size", f"be {GROUP} of float 4, which is NVFP4", size)
     block = (read_block(weights, "block_structure") or (128, 128)) if strategy == "block" else (1, wide)
-    return Scheme(tuple(targets), str(form), bits, block, weights.flag("symmetric", default=True))
+    is_for_classes = any(not target.startswith("re:") for target in targets)
+    names = rule_of(targets, "compressed-tensors")
+    return Scheme(names, is_for_classes, kind, block, weights.flag("symmetric", default=True))
 
 
-def _scheme_of(group: Group, schemes: list[Scheme]) -> Scheme:
-    """The scheme of a module: of those that name it, or else of those for classes, the one that its tensors fit."""
-    named = [each for each in schemes if any(matches(group.module, target) for target in each.targets)]
-    of_classes = [each for each in schemes if any(not target.startswith("re:") for target in each.targets)]
-    numbers = group.find("_packed", "")
-    kind = None if numbers is None else (group.find("_packed") is not None, numbers.dtype)
-    forms = {(True, "I32"): PACKED, (True, "U8"): NVFP4, (False, "F8_E4M3"): FLOAT, (False, "I8"): INTEGER}
-    form = None if kind is None else forms.get(kind)
-    found = next((each for each in named or of_classes if each.form == form), None)
-    if found is None:
+def _layout(group: Group, schemes: list[Scheme]) -> Layout:
+    """The layout of a module by its group: of those that name it, or else of those for classes, one that fits it."""
+    packed = group.find("_packed")
+    numbers = packed or group.tensor("", ["F8_E4M3", "I8"])
+    named = [each for each in schemes if each.names(group.module)]
+    of_classes = [each for each in schemes if each.is_for_classes]
+    integers = ("int 4", "int 8") if packed and numbers.dtype == "I32" else ()
+    kinds = integers or (HELD.get((packed is not None, numbers.dtype)),)
+    scheme = next((each for each in named or of_classes if each.kind in kinds), None)
+    if scheme is None:
         raise ModelError(
-            f"{group.name} must be in the format of a group of config_groups, but is stored as "
-            f"{form or (numbers.dtype if numbers else 'scales alone')}; {DAMAGED}"
+            f"{group.name} must be as a group of config_groups says, but its numbers are {numbers.dtype}; {DAMAGED}"
         )
-    return found
-
-
-def _layout(group: Group, scheme: Scheme) -> Layout:
-    if scheme.form == NVFP4:
-        return in_nvfp4(group, "_packed", "_global_scale", divides=True)
-    if scheme.form == PACKED:
+    if integers:
         return _packed(group, scheme)
-    if scheme.form == FLOAT:
+    if packed is not None:
+        return in_nvfp4(group, "_packed", "_global_scale", divides=True)
+    if scheme.kind == "float 8":
         return in_e4m3(group, "_scale", scheme.block)
-    numbers = group.tensor("", ["I8"], 2)
-    scale, block = group.scale("_scale", SCALES, numbers.shape, scheme.block)
+    rows, columns = group.tensor("", ["I8"], 2).shape
+    scale, block = group.scale("_scale", SCALES, (rows, columns), scheme.block)
     zero = None
     if not scheme.is_symmetric or group.find("_zero_point"):
-        zero = dataclasses.replace(scale, tensor=group.reshaped("_zero_point", ["I8"], scale.shape))
-    plane = Plane(tensor=numbers, shape=numbers.shape)
-    return Layout(kind="int8", shape=numbers.shape, numbers=plane, scale=scale, zero=zero, block=block)
+        zero = Plane(tensor=group.reshaped("_zero_point", ["I8"], scale.shape), shape=scale.shape)
+    return Layout(kind="int8", numbers=group.plane("", ["I8"], (rows, columns)), scale=scale, zero=zero, block=block)
 
 
 def _packed(group: Group, scheme: Scheme) -> Layout:
     """Numbers in words along inputs, and zeros in words along outputs. Both are stored without signs."""
-    per_word = 32 // scheme.bits
+    bits = 4 if scheme.kind == "int 4" else 8
+    packing = {"bits": bits, "per_word": 32 // bits}
     rows, words = group.tensor("_packed", ["I32"], 2).shape
-    shape = (rows, words * per_word)
+    columns = words * packing["per_word"]
     if group.find("_shape"):
-        told = group.tensor("_shape", ["I32", "I64"], 1).read((slice(None),)).tolist()
-        ok = len(told) == 2 and told[0] == rows and -(-told[1] // per_word) == words
-        if not ok:
-            raise ModelError(
-                f"{group.full_name('_shape')} must be the shape of {group.name}, whose numbers fill {rows} x {words} "
-                f"words, but is {told}; {DAMAGED}"
-            )
-        shape = (rows, told[1])
-    wide = scheme.block[1] or shape[1]
-    groups, packing = (rows, math.ceil(shape[1] / wide)), {"bits": scheme.bits, "per_word": per_word}
-    zero = None
-    if not scheme.is_symmetric:
-        zero = group.plane("_zero_point", ["I32"], groups, **packing, packs_rows=True)
+        rows, columns = group.reshaped("_shape", ["I32", "I64"], (2,)).read((slice(None),)).tolist()
+    wide = scheme.block[1] or columns
+    groups = (rows, -(-columns // wide))
+    is_symmetric = scheme.is_symmetric
     return Layout(
-        kind="int4" if scheme.bits == 4 else "int8",
-        shape=shape,
-        numbers=group.plane("_packed", ["I32"], shape, **packing),
+        kind="int4" if bits == 4 else "int8",
+        numbers=group.plane("_packed", ["I32"], (rows, columns), **packing),
         scale=group.plane("_scale", SCALES, groups),
-        zero=zero,
-        no_zero=1 << (scheme.bits - 1),
-        order=group.vector("_g_idx", shape[1]),
+        zero=None if is_symmetric else group.plane("_zero_point", ["I32"], groups, **packing, packs_rows=True),
+        no_zero=1 << (bits - 1),
+        order=group.reshaped("_g_idx", ["I32", "I64"], (columns,)) if group.find("_g_idx") else None,
         block=(1, wide),
     )

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import ml_dtypes
@@ -55,16 +55,18 @@ class Kernel:
     Attributes:
         shape: Its shape in the model.
         dtype: The type that it is restored to.
-        num_bytes: Bytes of its tensors in the file.
+        parts: Its tensors in the file by their stored names.
+        num_bytes: Their bytes.
     """
 
     dtype = "F32"
 
-    def __init__(self, name: str, layout: Layout):
-        self._name, self._layout = name, layout
-        *lead, rows, columns = layout.shape
-        self.shape = (*lead, columns, rows) if layout.is_turned else layout.shape
-        self.num_bytes = sum(math.prod(each.shape) * ITEM_BYTES.get(each.dtype, 1) for each in layout.tensors)
+    def __init__(self, group: Group, roles: Iterable[str], layout: Layout):
+        self._name, self._layout = group.name, layout
+        *lead, rows, columns = layout.numbers.shape
+        self.shape = (*lead, columns, rows) if layout.is_turned else (*lead, rows, columns)
+        self.parts = {name: group.held[name] for name in map(group.full_name, ("", *roles)) if name in group.held}
+        self.num_bytes = sum(math.prod(each.shape) * ITEM_BYTES.get(each.dtype, 1) for each in self.parts.values())
 
     @property
     def kept_form(self) -> KeptForm | None:
@@ -77,7 +79,7 @@ class Kernel:
     @functools.cached_property
     def form(self) -> Form | None:
         """How it is kept in few bits; None if it must be restored, because its groups are not alike."""
-        layout, (_, wide), columns = self._layout, self._layout.block, self._layout.shape[-1]
+        layout, (_, wide), columns = self._layout, self._layout.block, self._layout.numbers.shape[-1]
         group = None if wide >= columns else wide
         if group is not None and (group not in KEPT_GROUPS or columns % group):
             return None
@@ -116,12 +118,13 @@ class Kernel:
         layout, (*lead, rows, columns) = self._layout, self._within(slices)
         numbers = _numbers(layout.numbers, lead, rows, columns)
         table = {"e4m3": _E4M3, "e2m1": _E2M1}.get(layout.kind)
-        restored = numbers.astype(np.float32) if table is None else table[numbers.view(np.uint8)]
+        restored = numbers.astype(np.float32) if table is None else table.take(numbers.view(np.uint8))
         if layout.zero is not None:
-            restored -= self._spread(_numbers(layout.zero, lead, *self._blocks(rows, columns)), rows, columns)
+            zero = _numbers(layout.zero, lead, *self._blocks(rows, columns)).astype(np.float32)
+            self._apply(np.subtract, restored, zero, rows, columns)
         elif layout.no_zero:
             restored -= np.float32(layout.no_zero)
-        restored *= self._spread(self._scale(lead, rows, columns), rows, columns)
+        self._apply(np.multiply, restored, self._scale(lead, rows, columns), rows, columns)
         return np.ascontiguousarray(restored.swapaxes(-2, -1)) if layout.is_turned else restored
 
     def kept(self, slices: tuple[slice, ...]) -> Kept:
@@ -133,7 +136,7 @@ class Kernel:
             ModelError: It is damaged.
         """
         layout = self._layout
-        *lead, rows, columns = (slice(*s.indices(n)[:2]) for s, n in zip(slices, layout.shape, strict=True))
+        *lead, rows, columns = (slice(*s.indices(n)[:2]) for s, n in zip(slices, layout.numbers.shape, strict=True))
         numbers = _numbers(layout.numbers, lead, rows, columns)
         zero = None if layout.zero is None else _numbers(layout.zero, lead, *self._blocks(rows, columns))
         order = None if self.order is None else np.argsort(self.order, kind="stable").astype(np.int32)
@@ -156,7 +159,7 @@ class Kernel:
         """Rows of about `PIECE_NUMBERS`."""
         if outer < len(self.shape) - 2:
             return outer, 1
-        rows = PIECE_NUMBERS // max(1, self._layout.shape[-1]) // ROWS_TOGETHER * ROWS_TOGETHER
+        rows = PIECE_NUMBERS // max(1, self._layout.numbers.shape[-1]) // ROWS_TOGETHER * ROWS_TOGETHER
         return len(self.shape) - (1 if self._layout.is_turned else 2), max(ROWS_TOGETHER, rows)
 
     def _within(self, slices: tuple[slice, ...]) -> list[slice]:
@@ -184,30 +187,29 @@ class Kernel:
             raise ModelError(f"the scales of {self._name} must be finite, but one is NaN or infinity; {DAMAGED}")
         return scale
 
-    def _spread(self, of_blocks: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
-        """What blocks have, for each number, in float32."""
-        of_rows = self._of_rows(of_blocks.astype(np.float32), rows)
+    def _apply(self, change: np.ufunc, numbers: np.ndarray, of_blocks: np.ndarray, rows: slice, columns: slice) -> None:
+        """Changes numbers, which are contiguous, by what their blocks have."""
+        of_rows, wide = self._of_rows(of_blocks, rows), self._layout.block[1]
         if self.order is not None:
-            return of_rows[..., self.order[columns]]
-        return _repeated(of_rows, columns, self._layout.block[1])
+            of_rows = of_rows[..., self.order[columns]]
+        elif of_rows.shape[-1] > 1 and columns.start % wide == 0 == numbers.shape[-1] % wide:
+            numbers, of_rows = numbers.reshape(*of_rows.shape, wide), of_rows[..., None]
+        elif of_rows.shape[-1] > 1:
+            first = columns.start % wide
+            of_rows = of_rows.repeat(wide, -1)[..., first : first + numbers.shape[-1]]
+        change(numbers, of_rows, out=numbers)
 
     def _of_rows(self, of_blocks: np.ndarray, rows: slice) -> np.ndarray:
         """What blocks have, for each row."""
-        return _repeated(of_blocks.swapaxes(-2, -1), rows, self._layout.block[0]).swapaxes(-2, -1)
-
-
-def _repeated(array: np.ndarray, span: slice, size: int) -> np.ndarray:
-    """What blocks of this size have along the last axis, for each index of the span."""
-    if size == 1:
-        return array
-    first = span.start // size * size
-    return np.repeat(array, size, -1)[..., span.start - first : span.stop - first]
+        high = self._layout.block[0]
+        first = rows.start % high
+        return of_blocks.repeat(high, -2)[..., first : first + rows.stop - rows.start, :] if high > 1 else of_blocks
 
 
 def _plain(plane: Plane, lead: list[slice], rows: slice, columns: slice) -> np.ndarray:
     """A part of a plane of scales, in float32."""
     tensor = plane.tensor.read((*lead, *((columns, rows) if plane.is_turned else (rows, columns))))
-    scale = _E8M0[tensor.view(np.uint8)] if plane.tensor.dtype in EXPONENTS else tensor.astype(np.float32)
+    scale = _E8M0.take(tensor.view(np.uint8)) if plane.tensor.dtype in EXPONENTS else tensor.astype(np.float32)
     return scale.swapaxes(-2, -1) if plane.is_turned else scale
 
 
@@ -216,10 +218,10 @@ def _numbers(plane: Plane, lead: list[slice], rows: slice, columns: slice) -> np
     spans, axis, size = [rows, columns], 0 if plane.packs_rows else 1, plane.per_word
     span = spans[axis]
     spans[axis] = slice(span.start // size, -(-span.stop // size))
-    rest = (slice(None),) if plane.words else ()
+    rest = (slice(None),) if plane.word_bytes else ()
     words = plane.tensor.read((*lead, *(spans[::-1] if plane.is_turned else spans), *rest))
     if plane.bits is None:
-        return words.swapaxes(-2, -1) if plane.is_turned else words
+        return np.ascontiguousarray(words.swapaxes(-2, -1)) if plane.is_turned else words
     if plane.is_turned != plane.packs_rows:
         words = words.swapaxes(-2, -1)  # words along the last axis
     if plane.added:
@@ -232,7 +234,7 @@ def _numbers(plane: Plane, lead: list[slice], rows: slice, columns: slice) -> np
         several = several[..., plane.lanes]
     first = span.start % size
     numbers = several.reshape(*several.shape[:-2], -1)[..., first : first + span.stop - span.start]
-    return numbers.swapaxes(-2, -1) if plane.packs_rows else numbers
+    return np.ascontiguousarray(numbers.swapaxes(-2, -1)) if plane.packs_rows else numbers
 
 
 def restored[Tensor: Stored](
@@ -250,5 +252,6 @@ def restored[Tensor: Stored](
     """
     kernels, others = published.sorted(tensors)
     published.check_skips(kernels, here)
-    made = {name: Kernel(name, published.layout(Group(name, tensors))) for name in kernels}
+    groups = [Group(name, tensors) for name in kernels]
+    made = {group.name: Kernel(group, published.roles, published.layout(group)) for group in groups}
     return {**{name: tensors[name] for name in others}, **made}

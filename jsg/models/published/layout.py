@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from jsg.errors import ModelError
 
@@ -27,176 +27,6 @@ class Stored(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
-    """A matrix [..., out, in] of small numbers, or of scales or zeros [..., rows, groups], as a tensor holds it.
-
-    Attributes:
-        tensor: The tensor.
-        shape: The shape of the matrix.
-        bits: Bits of a number in a word; None if numbers are not packed.
-        per_word: How many numbers a word has, the first in the lowest bits.
-        words: The length of the last axis, if words are that.
-        packs_rows: A word has numbers of one column, not of one row.
-        is_turned: The tensor is [..., in, out].
-        lanes: For each number of a word its place in there; None if they are in order.
-        added: What is added to each word of 32 bits before it is taken apart.
-    """
-
-    tensor: Stored
-    shape: tuple[int, ...]
-    bits: int | None = None
-    per_word: int = 1
-    words: int = 0
-    packs_rows: bool = False
-    is_turned: bool = False
-    lanes: tuple[int, ...] | None = None
-    added: int = 0
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The shape that the tensor must have."""
-        if len(self.shape) == 1:
-            return self.shape
-        *lead, rows, columns = self.shape
-        sizes = [-(-rows // self.per_word), columns] if self.packs_rows else [rows, -(-columns // self.per_word)]
-        return (*lead, *sizes[:: -1 if self.is_turned else 1], *([self.words] if self.words else []))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """One kernel: (number - zero) x scale.
-
-    Attributes:
-        kind: The kind of its numbers.
-        shape: [..., out, in].
-        numbers: Where its numbers are.
-        scale: Where its scales are, one for each block.
-        block: How many rows and columns a block has.
-        zero: Where its zeros are, one for each block.
-        no_zero: The zero of all numbers if there is none.
-        order: A tensor with the group of each column; None if groups are consecutive columns.
-        factor: A tensor with a number that multiplies all scales.
-        divides: The factor divides.
-        is_turned: The model has it as [..., in, out].
-    """
-
-    kind: Number
-    shape: tuple[int, ...]
-    numbers: Plane
-    scale: Plane
-    block: tuple[int, int]
-    zero: Plane | None = None
-    no_zero: int = 0
-    order: Stored | None = None
-    factor: Stored | None = None
-    divides: bool = False
-    is_turned: bool = False
-
-    @property
-    def tensors(self) -> list[Stored]:
-        """All its tensors."""
-        planes = [plane.tensor for plane in (self.numbers, self.scale, self.zero) if plane is not None]
-        return [*planes, *(each for each in (self.order, self.factor) if each is not None)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Group:
-    """The tensors of a checkpoint that make one kernel.
-
-    Attributes:
-        name: The kernel's name, such as `model.layers.0.mlp.down_proj.weight`.
-        held: All tensors of the checkpoint by their stored names.
-    """
-
-    name: str
-    held: Mapping[str, Stored]
-
-    @property
-    def module(self) -> str:
-        """The module's name."""
-        return self.name.removesuffix(".weight")
-
-    def full_name(self, role: str) -> str:
-        """The name of the tensor with this role: what follows the kernel's name, or from a dot on the module's."""
-        return (self.module if role.startswith(".") else self.name) + role
-
-    def find(self, *roles: str) -> Stored | None:
-        """The tensor with the first of these roles that one has."""
-        return next((self.held[name] for role in roles if (name := self.full_name(role)) in self.held), None)
-
-    def tensor(self, role: str, dtypes: Sequence[str], *axes: int) -> Stored:
-        """The tensor with this role.
-
-        Args:
-            role: See `full_name`.
-            dtypes: The types that it may have.
-            axes: How many axes it may have; any number of them by default.
-
-        Raises:
-            ModelError: It is missing, or is not as it must be.
-        """
-        name = self.full_name(role)
-        if name not in self.held:
-            raise ModelError(f"the checkpoint must hold {name}, which {self.name} is made of, but does not; {DAMAGED}")
-        tensor = self.held[name]
-        if tensor.dtype not in dtypes:
-            raise ModelError(f"{name} must be {' or '.join(dtypes)}, but is {tensor.dtype}; {DAMAGED}")
-        if axes and len(tensor.shape) not in axes:
-            count = " or ".join(map(str, axes))
-            raise ModelError(f"{name} must have {count} axes, but has the shape {list(tensor.shape)}; {DAMAGED}")
-        return tensor
-
-    def plane(self, role: str, dtypes: Sequence[str], shape: tuple[int, ...], **packing: Any) -> Plane:
-        """The plane in the tensor with this role, whose shape must fit. See `tensor`."""
-        tensor = self.tensor(role, dtypes)
-        plane = Plane(tensor=tensor, shape=shape, **packing)
-        if tensor.shape != plane.stored_shape:
-            raise ModelError(
-                f"{self.full_name(role)} must have the shape {list(plane.stored_shape)} beside the other tensors of "
-                f"{self.name}, but has {list(tensor.shape)}; {DAMAGED}"
-            )
-        return plane
-
-    def vector(self, role: str, length: int) -> Stored | None:
-        """The tensor of integers with this role and length, if there is one."""
-        return self.plane(role, ["I32", "I64"], (length,)).tensor if self.find(role) else None
-
-    def reshaped(self, role: str, dtypes: Sequence[str], shape: tuple[int, ...]) -> Stored:
-        """The small tensor with this role, in a shape with as many numbers."""
-        tensor = self.tensor(role, dtypes)
-        if math.prod(tensor.shape) != math.prod(shape):
-            raise ModelError(
-                f"{self.full_name(role)} must have {math.prod(shape)} numbers, but has the shape {list(tensor.shape)}; "
-                f"{DAMAGED}"
-            )
-        return Reshaped(tensor, shape)
-
-    def number(self, role: str) -> Stored:
-        """The tensor with this role, a float32, as one without axes."""
-        return self.reshaped(role, ["F32"], ())
-
-    def scale(
-        self, role: str, dtypes: Sequence[str], shape: tuple[int, ...], block: tuple[int, int]
-    ) -> tuple[Plane, tuple[int, int]]:
-        """The scales of a kernel of this shape and their blocks: one for each block, or for each row, or one for all.
-
-        Which of these, the tensor says. A block that is 0 wide has all columns.
-        """
-        tensor, (*lead, rows, columns) = self.tensor(role, dtypes), shape
-        count, num_kernels, block = math.prod(tensor.shape), math.prod(lead), (block[0], block[1] or columns)
-        if tensor.shape == (*lead, -(-rows // block[0]), -(-columns // block[1])):
-            return Plane(tensor=tensor, shape=tensor.shape), block
-        if count == num_kernels:
-            return Plane(tensor=Reshaped(tensor, (*lead, 1, 1)), shape=(*lead, 1, 1)), (rows, columns)
-        if count == num_kernels * rows and rows in tensor.shape:
-            return Plane(tensor=Reshaped(tensor, (*lead, rows, 1)), shape=(*lead, rows, 1)), (1, columns)
-        raise ModelError(
-            f"{self.full_name(role)} must have one scale, one for each of {rows} rows, or one for each block of "
-            f"{block[0]} x {block[1]} of {self.name}, but has the shape {list(tensor.shape)}; {DAMAGED}"
-        )
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reshaped:
     """A small tensor in another shape. It is read whole."""
@@ -212,3 +42,149 @@ class Reshaped:
     def read(self, slices: tuple[slice, ...]) -> Any:
         """A slice."""
         return self.tensor.read((slice(None),) * len(self.tensor.shape)).reshape(self.shape)[slices]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """A matrix [..., out, in] of small numbers, or of scales or zeros [..., rows, groups], as a tensor holds it.
+
+    Attributes:
+        tensor: The tensor.
+        shape: The shape of the matrix.
+        bits: Bits of a number in a word; None if numbers are not packed.
+        per_word: How many numbers a word has, the first in the lowest bits.
+        word_bytes: The length of the last axis, if that is the bytes of a word.
+        packs_rows: A word has numbers of one column, not of one row.
+        is_turned: The tensor is [..., in, out].
+        lanes: For each number of a word its place in there; None if they are in order.
+        added: What is added to each word of 32 bits before it is taken apart.
+    """
+
+    tensor: Stored
+    shape: tuple[int, ...]
+    bits: int | None = None
+    per_word: int = 1
+    word_bytes: int = 0
+    packs_rows: bool = False
+    is_turned: bool = False
+    lanes: tuple[int, ...] | None = None
+    added: int = 0
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape that the tensor must have."""
+        *lead, rows, columns = self.shape
+        sizes = [-(-rows // self.per_word), columns] if self.packs_rows else [rows, -(-columns // self.per_word)]
+        return (*lead, *sizes[:: -1 if self.is_turned else 1], *([self.word_bytes] if self.word_bytes else []))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One kernel: (number - zero) x scale.
+
+    Attributes:
+        kind: The kind of its numbers.
+        numbers: Where they are.
+        scale: Where its scales are, one for each block.
+        block: How many rows and columns a block has.
+        zero: Where its zeros are, one for each block.
+        no_zero: The zero of all numbers if there is none.
+        order: A tensor with the group of each column; None if groups are consecutive columns.
+        factor: A tensor without axes that multiplies all scales.
+        divides: The factor divides.
+        is_turned: The model has it as [..., in, out].
+    """
+
+    kind: Number
+    numbers: Plane
+    scale: Plane
+    block: tuple[int, int]
+    zero: Plane | None = None
+    no_zero: int = 0
+    order: Stored | None = None
+    factor: Stored | None = None
+    divides: bool = False
+    is_turned: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """The tensors of a checkpoint that make one kernel.
+
+    A role is the end of a tensor's name: what follows the kernel's name, or from a dot on the module's.
+
+    Attributes:
+        name: The kernel's name, such as `model.layers.0.mlp.down_proj.weight`.
+        held: All tensors of the checkpoint by their stored names.
+    """
+
+    name: str
+    held: Mapping[str, Stored]
+
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return self.name.removesuffix(".weight")
+
+    def full_name(self, role: str) -> str:
+        """The name of the tensor with this role."""
+        return (self.module if role.startswith(".") else self.name) + role
+
+    def find(self, *roles: str) -> Stored | None:
+        """The tensor with the first of these roles that one has."""
+        return next((self.held[name] for role in roles if (name := self.full_name(role)) in self.held), None)
+
+    def tensor(self, role: str, dtypes: Sequence[str], *axes: int) -> Stored:
+        """The tensor with this role.
+
+        Args:
+            role: The role.
+            dtypes: The types that it may have.
+            axes: How many axes it may have; any number of them by default.
+
+        Raises:
+            ModelError: It is missing, or is not as it must be.
+        """
+        name, tensor = self.full_name(role), self.find(role)
+        if tensor is None:
+            raise ModelError(f"the checkpoint must hold {name}, a part of {self.name}, but does not; {DAMAGED}")
+        if tensor.dtype not in dtypes:
+            raise ModelError(f"{name} must be {' or '.join(dtypes)}, but is {tensor.dtype}; {DAMAGED}")
+        if axes and len(tensor.shape) not in axes:
+            self._refuse(role, f"{' or '.join(map(str, axes))} axes")
+        return tensor
+
+    def plane(self, role: str, dtypes: Sequence[str], shape: tuple[int, ...], **packing: Any) -> Plane:
+        """The plane in the tensor with this role, whose shape must fit. See `tensor`."""
+        plane = Plane(tensor=self.tensor(role, dtypes), shape=shape, **packing)
+        if plane.tensor.shape != plane.stored_shape:
+            self._refuse(role, f"the shape {list(plane.stored_shape)} beside the other tensors of {self.name}")
+        return plane
+
+    def reshaped(self, role: str, dtypes: Sequence[str], shape: tuple[int, ...] = ()) -> Stored:
+        """The small tensor with this role, in a shape with as many numbers. See `tensor`."""
+        tensor = self.tensor(role, dtypes)
+        if math.prod(tensor.shape) != math.prod(shape):
+            self._refuse(role, f"{math.prod(shape)} numbers beside the other tensors of {self.name}")
+        return Reshaped(tensor, shape)
+
+    def scale(
+        self, role: str, dtypes: Sequence[str], shape: tuple[int, ...], block: tuple[int, int]
+    ) -> tuple[Plane, tuple[int, int]]:
+        """The scales of a kernel of this shape and their blocks: one for each block, or for each row, or one for all.
+
+        Which of these, the tensor says. A block that is 0 wide has all columns.
+        """
+        tensor, (*lead, rows, columns) = self.tensor(role, dtypes), shape
+        wide = block[1] or columns
+        count = math.prod(tensor.shape) / math.prod(lead)
+        if tensor.shape == (*lead, -(-rows // block[0]), -(-columns // wide)):
+            return Plane(tensor=tensor, shape=tensor.shape), (block[0], wide)
+        if count not in (1, rows):
+            self._refuse(role, f"one scale, one for each of {rows} rows, or one for each {block[0]} x {wide} numbers")
+        small = (*lead, int(count), 1)
+        return Plane(tensor=Reshaped(tensor, small), shape=small), (1 if count == rows else rows, columns)
+
+    def _refuse(self, role: str, rule: str) -> NoReturn:
+        name = self.full_name(role)
+        raise ModelError(f"{name} must have {rule}, but has the shape {list(self.held[name].shape)}; {DAMAGED}")

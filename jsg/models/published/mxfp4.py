@@ -2,8 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.published.layout import Group, Layout
-from jsg.models.published.record import Published, skips_of
-from jsg.models.without_effect import refuse_unknown
+from jsg.models.published.record import Published, refuse_others, rule_of
 
 GROUP = 32
 
@@ -14,24 +13,23 @@ def read(config: Fields) -> Published:
     Raises:
         FieldError: A field is not known.
     """
-    refuse_unknown(config, {"quant_method", "modules_to_not_convert", "dequantize"}, "mxfp4")
-
-    def layout(group: Group) -> Layout:
-        experts, rows, groups, _ = group.tensor("_blocks", ["U8"], 4).shape
-        shape = (experts, rows, groups * GROUP)
-        return Layout(
-            kind="e2m1",
-            shape=shape,
-            numbers=group.plane("_blocks", ["U8"], shape, bits=4, per_word=GROUP, words=GROUP // 2),
-            scale=group.plane("_scales", ["U8"], (experts, rows, groups)),
-            block=(1, GROUP),
-            is_turned=True,
-        )
-
+    refuse_others(config, "modules_to_not_convert dequantize", "mxfp4")
     return Published(
         title="mxfp4",
         marks={"_blocks": "", "_scales": ""},
         roles=("_blocks", "_scales"),
-        layout=layout,
-        skips=skips_of(config.get("modules_to_not_convert")),
+        layout=_layout,
+        skips=rule_of(config.get("modules_to_not_convert"), "transformers"),
+    )
+
+
+def _layout(group: Group) -> Layout:
+    experts, rows, groups, _ = group.tensor("_blocks", ["U8"], 4).shape
+    shape, packing = (experts, rows, groups * GROUP), {"bits": 4, "per_word": GROUP, "word_bytes": GROUP // 2}
+    return Layout(
+        kind="e2m1",
+        numbers=group.plane("_blocks", ["U8"], shape, **packing),
+        scale=group.plane("_scales", ["U8"], (experts, rows, groups)),
+        block=(1, GROUP),
+        is_turned=True,
     )

@@ -5,19 +5,24 @@ No JAX and no numpy.
 
 import dataclasses
 import fnmatch
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ModelError
 from jsg.fields import MAX_INTEGER, Fields
 from jsg.kernels_pallas.form import Form
 from jsg.models.published.layout import Group, Layout
+from jsg.models.without_effect import refuse_unknown
 
 COMMON = (".scale",)
 """Marks that tensors of other kinds have, too. They count if the kernel is there."""
 UNREAD = re.compile(r".*[._](input|activation|output|q|k|v|kv)_(global_)?(scale|zero_point)(_ub)?")
 """Names of tensors that say how activations and cached keys and values are rounded. jsg does not round them so."""
+
+Rule = Callable[[str], str | None]
+"""From the name of a module to the reason why a list means it, or None."""
 
 
 class KeptForm(NamedTuple):
@@ -45,6 +50,7 @@ class Published:
         roles: The other ends, after the kernel's name or from a dot on after the module's.
         layout: The layout of a kernel.
         skips: The rule that says that a module of this name is not quantised; None if there is none.
+        adds_biases: Modules may have biases that the model has not, which are zero then.
     """
 
     title: str
@@ -52,7 +58,8 @@ class Published:
     marks: Mapping[str, str]
     roles: tuple[str, ...]
     layout: Callable[[Group], Layout]
-    skips: Callable[[str], str | None] = lambda name: None
+    skips: Rule
+    adds_biases: bool = False
 
     def sorted(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
         """The names of the kernels in few bits that these tensors make, and of the tensors that are read as they are.
@@ -87,43 +94,48 @@ class Published:
                     )
 
 
-def skips_of(patterns: Any) -> Callable[[str], str | None]:
-    """Those that transformers skips by a list: beginnings and expressions up to the end of a module, or ends."""
+def rule_of(patterns: Any, syntax: Literal["transformers", "modelopt", "compressed-tensors"]) -> Rule:
+    """The rule of a list of modules: the pattern that means a module of this name; None if none does.
+
+    In transformers it is the beginning of a name or an expression for it, up to the end of a module, or any end of the
+    name. ModelOpt's names may have wildcards, and mean all in a module. Those of compressed-tensors mean one module,
+    unless an expression follows `re:`.
+    """
     listed = [pattern for pattern in patterns or () if isinstance(pattern, str) and pattern]
-    compiled = {pattern: expression_of(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))") for pattern in listed}
-    ends = tuple(listed)
+    exact, expressions = set[str](), dict[str, re.Pattern[str]]()
+    for pattern in listed:
+        if syntax == "compressed-tensors" and pattern.startswith("re:"):
+            expressions[pattern] = expression_of(pattern.removeprefix("re:"))
+        elif syntax == "modelopt" and re.search(r"[*?[]", pattern):
+            expressions[pattern] = re.compile(fnmatch.translate(pattern))
+        elif syntax == "transformers" and not re.fullmatch(r"[\w.-]+", pattern):
+            expressions[pattern] = expression_of(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))")
+        else:
+            exact.add(pattern.rstrip("."))
+    ends = tuple(listed) if syntax == "transformers" else ()
 
     def rule(name: str) -> str | None:
         if name.endswith(ends):
             return next(pattern for pattern in listed if name.endswith(pattern))
-        return next((pattern for pattern, each in compiled.items() if each.match(name)), None)
+        around = [name] if syntax == "compressed-tensors" else itertools.accumulate(name.split("."), "{}.{}".format)
+        if (found := next(filter(exact.__contains__, around), None)) is not None:
+            return found
+        return next((pattern for pattern, each in expressions.items() if each.match(name)), None)
 
     return rule
 
 
-def skips_by_wildcards(patterns: Any) -> Callable[[str], str | None]:
-    """Those that ModelOpt skips: names with wildcards, of a module or of one around it."""
-    listed = [pattern for pattern in patterns or () if isinstance(pattern, str) and pattern]
-
-    def rule(name: str) -> str | None:
-        return next((each for each in listed if fnmatch.fnmatchcase(name, each) or name.startswith(each + ".")), None)
-
-    return rule
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whether compressed-tensors means a module of this name by a pattern."""
-    if not pattern.startswith("re:"):
-        return name == pattern
-    return expression_of(pattern.removeprefix("re:")).match(name) is not None
-
-
-def expression_of(expression: str) -> re.Pattern[str]:
+def expression_of(text: str) -> re.Pattern[str]:
     """A regular expression of a file, or if it is none what is literally so."""
     try:
-        return re.compile(expression)
+        return re.compile(text)
     except re.error:
-        return re.compile(re.escape(expression) + r"(?=\.|$)")
+        return re.compile(re.escape(text))
+
+
+def refuse_others(config: Fields, known: str, what: str) -> None:
+    """Raises FieldError for a field beside these, which may change what numbers mean. See `refuse_unknown`."""
+    refuse_unknown(config, {"quant_method", *known.split()}, what)
 
 
 def require_one_of(config: Fields, name: str, *values: Any, default: Any = None) -> Any:
@@ -132,12 +144,6 @@ def require_one_of(config: Fields, name: str, *values: Any, default: Any = None)
     ok = any(value == each and type(value) is type(each) for each in values)
     config.require(ok, name, f"be {' or '.join(map(str, values))}", value)
     return value
-
-
-def read_group(config: Fields, name: str) -> int | None:
-    """How many inputs share a scale; None for all."""
-    size = config.get(name, 128)
-    return None if size == -1 else config.integer(name, default=128)
 
 
 def read_block(config: Fields, name: str) -> tuple[int, int] | None:
