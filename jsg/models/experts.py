@@ -157,5 +157,5 @@ def _grouped(
     stored, result = kernels.get_value(), activation_result(rows.dtype)
     if isinstance(stored, Quantised) and not stored.form.scales_columns:
         stored = stored.restored(rows.dtype)
-    values, scale = (stored.values, stored.column_scale) if isinstance(stored, Quantised) else (stored, None)
+    values, scale = (stored.values, stored.wide_scale) if isinstance(stored, Quantised) else (stored, None)
     return ops.grouped_matmul(rows, values, sizes, scale=scale, bias=bias, result=result).astype(rows.dtype)
