@@ -181,7 +181,9 @@ class _PromiseHandler(type_handlers.TypeHandler):
                 info, use_ocdbt=False, global_shape=promise.shape, local_shape=large, dtype=promise.dtype
             )
             spec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"] = large
-            spec["metadata"]["codecs"] = codecs(small, is_turned=promise.layout.is_turned)
+            spec["metadata"]["codecs"] = codecs(
+                small, is_turned=promise.layout.is_turned, is_bytes=promise.dtype.itemsize == 1
+            )
             store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
             cuts = [
                 [slice(first, min(first + step, length)) for first in range(0, length, step)]

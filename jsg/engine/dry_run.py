@@ -27,11 +27,12 @@ from jsg.engine.problems import find_problems
 from jsg.engine.shapes import ACCELERATOR_CHUNK
 from jsg.engine.startup import plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.block_spec import StateMixer
 from jsg.models.decoder import Decoder
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, resolve_dtype, resolve_kv_dtype
-from jsg.models.quantise import BYTES_PER_NUMBER, Quantised
+from jsg.models.quantise import BYTES_PER_NUMBER
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import AXES, bytes_on_one_device
 from jsg.processing.tokenizer import load_tokenizer
@@ -303,8 +304,9 @@ def weight_bytes(
     if quantization == "none":
         return total, None
     kernels = jax.tree.leaves(nnx.state(made), is_leaf=lambda leaf: isinstance(leaf, Quantised))
-    pairs = [bytes_on_one_device(leaf.values) for leaf in kernels if isinstance(leaf, Quantised) and leaf.is_grouped]
-    return total, max((2 * count * dtype.itemsize for count in pairs), default=0)
+    restored = [leaf for leaf in kernels if isinstance(leaf, Quantised) and not leaf.form.scales_columns]
+    counts = [leaf.form.per_byte * bytes_on_one_device(leaf.values) for leaf in restored]
+    return total, max((count * dtype.itemsize for count in counts), default=0)
 
 
 def _num_bytes(module: nnx.Module) -> int:

@@ -283,7 +283,7 @@ def step_cost(
                 block *= num_groups  # a device has a part of its group's experts only
                 routers += count * width * mlp.count
                 if mlp.shared is not None:
-                    shared = mlp.shared.block.num_weights(width) / num_devices
+                    shared = mlp.shared.num_weights(width) / num_devices
                     read, used = read + count * shared, used + count * shared * num_tokens
             read += count * load.num_read * block
             used += count * load.num_copies * block

@@ -5,7 +5,7 @@ See `jsg/models/spec.py`. Names of tensors are relative to the layer.
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
 from jsg.kernels_pallas.activation import Activation
@@ -342,20 +342,6 @@ class RouterSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SharedExpertSpec:
-    """A feed-forward block that every token uses beside its experts.
-
-    Attributes:
-        block: The block.
-        gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`; None for
-            a block that nothing multiplies, which may have biases.
-    """
-
-    block: FeedForwardSpec
-    gate: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackSpec:
     """How one tensor has the kernels of all experts.
 
@@ -370,6 +356,12 @@ class StackSpec:
     is_interleaved: bool = False
     suffix: str = ".weight"
     bias_suffix: str = ".bias"
+
+
+def stacked(name: str, *, suffix: str = "", **form: Any) -> dict[str, Any]:
+    """The names of an `ExpertsSpec` of which one tensor has all gates and what they let through, in this form."""
+    joint = f"{name}.gate_up_proj"
+    return {"gate": joint, "up": joint, "down": f"{name}.down_proj", "stack": StackSpec(suffix=suffix, **form)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,7 +379,9 @@ class ExpertsSpec:
         down: Likewise.
         stack: How one tensor has the kernels of all experts; None if each expert has its own.
         has_bias: The projections of experts have biases.
-        shared: What every token uses beside its experts; None for nothing.
+        shared: The block that every token uses beside its experts; None for none.
+        shared_gate: The tensor of a projection to one number, whose sigmoid multiplies that block, without `.weight`;
+            None for a block that nothing multiplies, which may have biases.
     """
 
     count: int
@@ -399,7 +393,8 @@ class ExpertsSpec:
     down: str = "mlp.experts.{expert}.down_proj"
     stack: StackSpec | None = None
     has_bias: bool = False
-    shared: SharedExpertSpec | None = None
+    shared: FeedForwardSpec | None = None
+    shared_gate: str | None = None
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels of one expert, in a model of this width."""
@@ -414,7 +409,7 @@ class ExpertsSpec:
             )
         require_divisor(count // groups, count, groups, "the width of its experts", self.inner)
         if self.shared is not None:
-            require_divisor(count, count, 1, "the width of its shared expert", self.shared.block.inner)
+            require_divisor(count, count, 1, "the width of its shared expert", self.shared.inner)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

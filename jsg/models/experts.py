@@ -15,12 +15,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
 from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project
 from jsg.models.origin import Origin, Source, of_experts
-from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups, on_first_of_group
 
 
@@ -66,9 +66,8 @@ class SparseFeedForward(nnx.Module):
         self.gate_bias = biases(spec.gate, spec.inner, 1, turns=turns) if spec.gate else None
         self.up_bias = biases(spec.up, spec.inner, 1, turn=turns - 1, turns=turns)
         self.down_bias = biases(spec.down, width, None)
-        shared = spec.shared
-        self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
-        self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared and shared.gate else None
+        self.shared = FeedForward(spec.shared, prefix, width, dtype) if spec.shared else None
+        self.shared_gate = Linear((f"{prefix}.{spec.shared_gate}",), width, (1,), dtype) if spec.shared_gate else None
 
     def __call__(self, x: Float[Array, "T D"], judged: Float[Array, "T D"] | None = None) -> Float[Array, "T D"]:
         """The block's result for each token. Copies are sorted by expert, and their results sorted back.
@@ -146,7 +145,7 @@ def _grouped(
     rows: Float[Array, "R D"], kernels: nnx.Param, bias: Float[Array, "E F"] | None, sizes: Int[Array, " E"]
 ) -> Float[Array, "R F"]:
     stored, result = kernels.get_value(), activation_result(rows.dtype)
-    if isinstance(stored, Quantised) and stored.is_grouped:
+    if isinstance(stored, Quantised) and not stored.form.scales_columns:
         stored = stored.restored(rows.dtype)
-    values, scale = stored if isinstance(stored, Quantised) else (stored, None)
+    values, scale = (stored.values, stored.column_scale) if isinstance(stored, Quantised) else (stored, None)
     return ops.grouped_matmul(rows, values, sizes, scale=scale, bias=bias, result=result).astype(rows.dtype)

@@ -2,11 +2,10 @@
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from pathlib import PurePosixPath
+from typing import Literal
 
 from jsg.errors import ModelError
-from jsg.fields import FieldError, Fields, read_json
 from jsg.gguf.folder import LINK as GGUF_LINK
 
 SINGLE_FILE = "model.safetensors"
@@ -49,12 +48,6 @@ _FOREIGN: Mapping[str, str] = {
 }
 """Patterns of the names of files that no checkpoint of jsg has → what such files are, and what to do. The first that
 matches counts."""
-
-_SECTIONS = ("quantization_config", "compression_config", "quantization")
-"""Sections of `config.json` that say how weights are quantised: of transformers, of old llm-compressor, and of MLX."""
-_FILES = {"hf_quant_config.json": "quantization", "quantize_config.json": "bits", "quant_config.json": "w_bit"}
-"""Files of ModelOpt, and of old versions of AutoGPTQ and AutoAWQ → the field in them that says so."""
-_METHODS = ("quant_method", "quant_algo", "quantization_method", "mode")
 
 
 def has_weights(files: Iterable[str]) -> bool:
@@ -101,34 +94,3 @@ def foreign_form(files: Iterable[str]) -> str | None:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split() for name in names):
             return what
     return None
-
-
-def refuse_quantised(directory: Path, *halves: Fields) -> None:
-    """Raises FieldError, which names the method, if `config.json` or a file beside it says that weights are quantised.
-
-    Args:
-        directory: The model directory.
-        halves: The whole `config.json`, and its section of the text half if there is one.
-    """
-    found = [(half.file, name, half.get(name)) for half in halves for name in _SECTIONS]
-    for file, name in _FILES.items():
-        if (directory / file).is_file():
-            found.append((file, name, read_json(directory / file).get(name)))
-    for file, name, section in found:
-        if any(section.values()) if isinstance(section, dict) else section is not None:
-            raise FieldError(
-                f"the weights must be float32, float16 or bfloat16, but {file}: {name} says that they are quantised"
-                f"{_method(section)}; take the unquantised checkpoint that they were made of, and --quantization for "
-                "8 or 4 bits",
-                file,
-                name,
-            )
-
-
-def _method(section: Any) -> str:
-    """The method in words, as far as the section says it."""
-    fields = section if isinstance(section, dict) else {"bits": section}
-    names = [fields[name] for name in _METHODS if isinstance(fields.get(name), str)]
-    if not names and type(fields.get("bits")) is int:
-        names = [f"{fields['bits']} bits"]
-    return f" ({names[0][:40]!r})" if names else ""

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.checkpoint import Piece
 from jsg.models.origin import Origin, Source
-from jsg.models.quantise import Quantised, quantise
+from jsg.models.quantise import quantise
 from jsg.models.slices import Reader, Slices, Span, box_of, cut, leaf_span, source_slices, view_of
 
 ALIGNMENT = 64
@@ -131,7 +132,8 @@ class _Filling:
         for part in self._rounded_parts(slices, tensor.shape[1]):
             start, stop, _ = part[0].indices(self.source.shape[0])
             rows, box = slice(start - first, stop - first), self._box(part)
-            for leaf, array in enumerate(quantise(tensor[rows], self.source.name, self.declared.values.dtype)):
+            made = quantise(tensor[rows], self.source.name, self.declared.form)
+            for leaf, array in enumerate(jax.tree.leaves(made)):
                 self._place(leaf, array, box)
 
     def _rounded_parts(self, slices: Slices, width: int) -> list[Slices]:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from jsg.errors import ModelError
 from jsg.gguf.tensors import GgufTensor
-from jsg.kernels_pallas.inputs import SCALE_GROUP
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
 from jsg.models.build import build_model
@@ -27,7 +27,8 @@ from jsg.models.clip import unread_tensors
 from jsg.models.llava import Llava
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
-from jsg.models.quantise import Quantised, declare
+from jsg.models.published.kernel import Kernel
+from jsg.models.quantise import declare
 from jsg.models.slices import Reader, Slices
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import TENSOR_AXIS, AnyMesh, sharding_of
@@ -84,7 +85,7 @@ def load_model(
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    with open_checkpoint(directory, config.names.here, load_format) as checkpoint, freed_at_once():
+    with open_checkpoint(directory, config.names, load_format) as checkpoint, freed_at_once():
         shapes = checkpoint_shapes(model)
         checkpoint.require(shapes, lambda name: is_unread(config, name))
         _log_restored(checkpoint, shapes, dtype)
@@ -104,7 +105,7 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     """
     if not (config.tie_word_embeddings or config.has_experts) or not has_checkpoint(directory):
         return config
-    with open_checkpoint(directory, config.names.here, load_format) as checkpoint:
+    with open_checkpoint(directory, config.names, load_format) as checkpoint:
         config = config.with_stacks(checkpoint.holds)
         if not config.tie_word_embeddings or not checkpoint.differ(HEAD, TABLE):
             return config
@@ -117,8 +118,8 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
 
 def _log_restored(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], dtype: jax.typing.DTypeLike) -> None:
     """Says how many bytes the kernels take that are restored, of these tensors."""
-    kernels = [tensor for name, _, tensor in checkpoint.stored() if isinstance(tensor, GgufTensor) and name in shapes]
-    kernels = [kernel for kernel in kernels if kernel.num_bytes]
+    of_shapes = [tensor for name, _, tensor in checkpoint.stored() if name in shapes]
+    kernels = [tensor for tensor in of_shapes if isinstance(tensor, Kernel | GgufTensor) and tensor.num_bytes]
     if kernels:
         num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
         logger.info(
@@ -170,10 +171,10 @@ def _shared_out(
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axis = None if origin.split_axis is None or x.shape[origin.split_axis] == 1 else origin.split_axis
-        in_groups = isinstance(declared, Quantised) and declared.is_grouped
-        if axis is not None and in_groups and x.shape[axis] % num_parts:
+        group = declared.form.group if isinstance(declared, Quantised) else None
+        if axis is not None and group and x.shape[axis] % num_parts:
             raise ModelError(
-                f"--quantization int4 needs whole groups of {SCALE_GROUP} inputs on each device, but {num_parts} "
+                f"--quantization int4 needs whole groups of {group} inputs on each device, but {num_parts} "
                 f"devices cannot share out the {declared.shape[axis]} inputs of {origin.sources[0].name} so; choose "
                 "int8 or another --tp-size"
             )

@@ -25,7 +25,6 @@ from jsg.models.block_spec import (
     QueryScaleSpec,
     RopeSpec,
     RouterSpec,
-    SharedExpertSpec,
     StackSpec,
 )
 from jsg.models.convolution_spec import ConvolutionSpec
@@ -123,7 +122,8 @@ EXPERTS = ExpertsSpec(
     stack=StackSpec(),
     has_bias=True,
     activation=ClampedGate(limit=7.0, slope=1.5),
-    shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
+    shared=FeedForwardSpec(inner=64),
+    shared_gate="mlp.shared_expert_gate",
 )
 NORM = NormSpec(name="norm", eps=1e-6)
 BESIDE = BesideSpec(
@@ -161,7 +161,7 @@ OTHER: dict[str, Any] = {
     "key_heads": 4,
     "key_dim": 32,
     "taps": 2,
-    "most": 2.0,
+    "shared_gate": "another",
     "gate_rank": 16,
     "module": "another",
     "gates": ("another",),
