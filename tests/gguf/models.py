@@ -33,14 +33,14 @@ def kind_of(stored: str, length: int) -> str:
     return NARROW[sum(stored.encode()) % len(NARROW)]
 
 
-def made(variant: str) -> Model:
-    """A model of the golden variants. It has a vocabulary of letters."""
+def made(variant: str, *, is_whole: bool = False) -> Model:
+    """A model of the golden variants, in all types or in float32. It has a vocabulary of letters."""
     config = config_of(variant)
     if variant in VARIANTS:
         tensors = random_tensors(variant, 3)
     else:
         tensors = {name: random_tensor(name, name, shape) for name, shape in tensor_shapes(config).items()}
-    model = Model(config, tensors, kind_of)
+    model = Model(config, tensors, (lambda *_: "F32") if is_whole else kind_of)
     scaling = config.get("rope_scaling") or {}
     for length in ("long", "short"):
         if f"{length}_factor" in scaling:
@@ -50,7 +50,7 @@ def made(variant: str) -> Model:
     if every := config.get("sliding_window_pattern"):
         windows = [bool((layer + 1) % every) for layer in range(config["num_hidden_layers"])]
         model.entries["gemma3.attention.sliding_window_pattern"] = windows
-    model.entries |= byte_level(letters(), "llama-bpe", bos_token_id=1, eos_token_id=2)
+    model.entries |= byte_level(letters(), "llama-bpe", size=512, bos_token_id=1, eos_token_id=2)
     return model
 
 
@@ -76,12 +76,12 @@ def write_twin(directory: Path, variant: str, model: Model) -> Path:
     return directory
 
 
-def byte_level(tokenizer: tokenizers.Tokenizer, pre: str, **more: Any) -> dict[str, Any]:
+def byte_level(tokenizer: tokenizers.Tokenizer, pre: str, *, size: int = 0, **more: Any) -> dict[str, Any]:
     """The metadata of a byte-level tokenizer, as the converter of llama.cpp writes it."""
     state = json.loads(tokenizer.to_str())
     added = {entry["id"]: entry for entry in state["added_tokens"]}
     by_id = {i: token for token, i in tokenizer.get_vocab().items()}
-    size = max(by_id) + 1
+    size = max(size, max(by_id) + 1)
     kinds = [
         3 if i in added and added[i]["special"] else 4 if i in added else 1 if i in by_id else 5 for i in range(size)
     ]

@@ -4,6 +4,7 @@ It shares nothing with `jsg/gguf` and was written from the layout of llama.cpp's
 put where its index says, there blocks are taken apart as a whole.
 """
 
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -293,5 +294,8 @@ def _entries(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     if original and kind in ("yarn", "longrope"):
         own["rope.scaling.original_context_length"] = original
+    if kind == "longrope":
+        growth = config["max_position_embeddings"] / original
+        own["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(growth) / math.log(original))
     entries = {f"{architecture}.{name}": value for name, value in own.items() if value is not None}
     return {"general.architecture": architecture, "general.name": "a test", "general.file_type": 15, **entries}
