@@ -164,7 +164,7 @@ class CompiledGrammar:
                 self._by_config[place.config] = place
 
     def cut(self) -> None:
-        """Cuts all links. They are cycles, so without this the places wait for Python's collector when a grammar goes."""
+        """Cuts all links. They are cycles, so without this the places wait for the collector when a grammar goes."""
         with self._lock:
             for place in list(self._by_config.values()):
                 place.next.clear()
