@@ -47,9 +47,13 @@ class SparseFeedForward(nnx.Module):
         self.expert_scale = parameter((count,), dtype, scale) if router.expert_scale else None
         turns, latent = 2 if spec.gate == spec.up else 1, spec.latent
         read_width = latent.width if latent else width
-        how = {"dtype": dtype, "bias": latent is not None and latent.has_bias}
-        self.into_latent = Linear((f"{prefix}.{latent.into}",), width, (read_width,), **how) if latent else None
-        self.out_of_latent = Linear((f"{prefix}.{latent.out}",), read_width, (width,), **how) if latent else None
+        ends = ((latent.into, width, read_width), (latent.out, read_width, width)) if latent else ()
+        self.latent = nnx.List(
+            [
+                Linear((f"{prefix}.{name}",), read, (made,), dtype, bias=bool(latent and latent.has_bias))
+                for name, read, made in ends
+            ]
+        )
 
         def kernels(name: str, in_dim: int, out_dim: int, split_axis: int, **place: int) -> nnx.Param:
             """A kernel [in_dim, out_dim] for each expert. A device has its slice of those of its group's experts."""
@@ -96,7 +100,7 @@ class SparseFeedForward(nnx.Module):
         if self.spec.router.rounds_weights:
             weights = weights.astype(x.dtype).astype(jnp.float32)
         # Without the barrier XLA joins the kernels of two products of the same rows in every step.
-        read = x if self.into_latent is None else self.into_latent(lax.optimization_barrier(x))
+        read = self.latent[0](lax.optimization_barrier(x)) if self.latent else x
         copies = read[routes.tokens]
         if self.spec.router.weighs_input:
             copies = (_of_copies(routes, weights) * copies).astype(x.dtype)
@@ -112,14 +116,14 @@ class SparseFeedForward(nnx.Module):
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
-        if self.out_of_latent is not None:  # before the sum over devices, so that there is one
-            part = self.out_of_latent.part(part).astype(x.dtype)
+        if self.latent:  # before the sum over devices, so that there is one
+            part = self.latent[1].part(part).astype(x.dtype)
         if self.shared is not None:
             share = self.shared.part(x).astype(x.dtype)
             part += share if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * share
         part = add_up(part)
-        for last in (self.out_of_latent, self.shared and self.shared.down):
-            part = part if last is None or last.bias is None else part + last.bias[...]
+        for last in (*self.latent[1:], *([self.shared.down] if self.shared else [])):
+            part = part if last.bias is None else part + last.bias[...]
         return part
 
     def _logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
