@@ -22,6 +22,7 @@ from bench.report import Report
 from bench.shapes import HYBRID_100M, LLAMA_100M, write_model
 from bench.shared_prefix import run_all
 from jsg.engine.device.executables import use_compilation_cache
+from jsg.prompt_ids import PromptIds
 from jsg.types import Request
 
 ROWS = (1, 8, 32)
@@ -58,14 +59,14 @@ def measure_points(report: Report, folder: Path, rounds: int) -> None:
     knobs = {"max_running_requests": 4, "context_length": longest + 1, "max_total_tokens": 2 * longest}
     core = make_engine(write_model(folder / "pointed", HYBRID_100M | {"max_position_embeddings": 2 * longest}), **knobs)
 
-    def first_token(prompt: tuple[int, ...], *points: int) -> None:
+    def first_token(prompt: PromptIds, *points: int) -> None:
         assert core.flush_cache()
         core.add(Request(rid="asked", input_ids=prompt, sampling=greedy(1), snapshot_at=points))
         while core.has_work:
             core.step()
 
     for length in POINTED:
-        prompt = random_prompt(0, length, HYBRID_100M["vocab_size"])
+        prompt = PromptIds.of(random_prompt(0, length, HYBRID_100M["vocab_size"]))
         places = {"without": (), "in the middle": (length // 2 + 1,), "5 tokens before its end": (length - 5,)}
         runs = {name: timed(functools.partial(first_token, prompt, *points)) for name, points in places.items()}
         samples = alternate(runs, rounds=rounds, per_round=1)
