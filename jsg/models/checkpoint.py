@@ -6,30 +6,35 @@ and types are those that the model needs.
 """
 
 import contextlib
+import itertools
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import ml_dtypes  # noqa: F401 # teaches numpy bfloat16, which safetensors asks it for
+import ml_dtypes  # teaches numpy bfloat16, which safetensors asks it for
 import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import read_json
+from jsg.gguf import tensors as gguf_tensors
+from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
-from jsg.models.forms import INDEX_FILE, SINGLE_FILE, has_weights, weights_form
+from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
+from jsg.models.published.kernel import Kept, Kernel, restored
+from jsg.models.published.record import KeptForm
+from jsg.models.spec import AS_STORED, TensorNames
 
 MAX_FILES = 1000
 DTYPES = ("F32", "F16", "BF16")
+EIGHT_BITS = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu}
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Ends of names of tensors that old checkpoints hold and no model needs, because they are computed."""
 
 
 NO_HEAD = "a model that was saved without its head can embed (--task embed), but generates no text"
-
-PIECE_BYTES = 2**20 - 2**14
-"""The bytes of a tensor that are read at once. Below 1 MiB `freed_at_once` lets malloc reuse them."""
 
 
 class Piece(NamedTuple):
@@ -97,7 +102,8 @@ def faults(
             yield f"{name} must have the shape {list(needed)} by config.json, but has {list(shape)}"
         if dtype is not None and dtype not in DTYPES:
             yield (
-                f"{name} must be one of {', '.join(DTYPES)}, but is {dtype}; quantised checkpoints are not supported"
+                f"{name} must be one of {', '.join(DTYPES)}, but is {dtype}, and nothing in the checkpoint or in "
+                "config.json says how it is quantised"
             )
 
 
@@ -161,9 +167,24 @@ class Checkpoint:
             self.num_bytes_read += numbers.nbytes
         return numbers
 
+    def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:
+        """A slice of [..., out, in] of a kernel that has a form, in its few bits. See `read`."""
+        _, tensor = self._stored[name]
+        assert isinstance(tensor, Kernel), "a tensor with a form"
+        kept = tensor.kept(slices)
+        with self._lock:
+            self.num_bytes_read += kept.numbers.nbytes + kept.scale.nbytes
+        return kept
+
     def piece(self, name: str, outer: int = 0) -> Piece:
         """The part of the tensor that is cheap to read at once, of one index of each of the `outer` first axes."""
         return Piece(*self._stored[name][1].piece(outer))
+
+    def forms(self) -> dict[str, KeptForm]:
+        """How kernels are kept in few bits, by name, of those that can be."""
+        kernels = {name: tensor for name, (_, tensor) in self._stored.items() if isinstance(tensor, Kernel)}
+        forms = {name: kernel.kept_form for name, kernel in kernels.items()}
+        return {name: form for name, form in forms.items() if form is not None}
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""
@@ -186,8 +207,25 @@ class SafeTensor:
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        row_bytes = math.prod(self.shape[outer + 1 :]) * (4 if self.dtype == "F32" else 2)
-        return outer, max(1, PIECE_BYTES // max(1, row_bytes))
+        return outer, rows_at_once(self.shape, 4 if self.dtype == "F32" else 2, outer)
+
+
+class MappedTensor:
+    """One tensor of a safetensors file of a type that the library does not give to numpy."""
+
+    def __init__(self, file: np.ndarray, first: int, of: SafeTensor):
+        """Takes the bytes of the file, where in them the tensor begins, and the tensor's shape and type."""
+        self.shape, self.dtype = of.shape, of.dtype
+        last = first + math.prod(self.shape)
+        self._numbers = file[first:last].view(EIGHT_BITS[self.dtype]).reshape(self.shape)
+
+    def read(self, slices: tuple[slice, ...]) -> np.ndarray:
+        """A copy of a slice."""
+        return np.array(self._numbers[slices])
+
+    def piece(self, outer: int = 0) -> tuple[int, int]:
+        """Rows of about `PIECE_BYTES`."""
+        return outer, rows_at_once(self.shape, 1, outer)
 
 
 def has_checkpoint(directory: Path) -> bool:
@@ -196,31 +234,38 @@ def has_checkpoint(directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: str = "auto") -> Iterator[Checkpoint]:
+def open_checkpoint(directory: Path, names: TensorNames = AS_STORED, kind: str = "auto") -> Iterator[Checkpoint]:
     """The checkpoint of a model directory. Its files stay open inside the `with`.
 
     Args:
         directory: The model directory.
-        rename: A tensor's name in the files → its name in `Checkpoint`. By default they are equal.
+        names: How its tensors are named and stored. Quantised kernels are restored as they are read.
         kind: `safetensors`, in one file or in shards, `orbax`, or `auto` for the one that exists.
 
     Raises:
         ModelError: There is no such checkpoint, or there are both and `kind` is `auto`; a file is missing or damaged;
-            shards and index disagree.
+            shards and index disagree; a kernel lacks a tensor, or has one that does not fit.
     """
     form = weights_form((path.name for path in directory.iterdir()), kind)
     with contextlib.ExitStack() as stack:
-        is_orbax = form == "orbax"
-        tensors = orbax_checkpoint.open_tensors(directory) if is_orbax else _open_safetensors(directory, stack)
-        yield Checkpoint(tensors, rename)
+        tensors: Mapping[str, StoredTensor]
+        if form == "safetensors":
+            tensors = _open_safetensors(directory, stack)
+        elif form == "orbax":
+            tensors = orbax_checkpoint.open_tensors(directory)
+        else:
+            tensors = gguf_tensors.open_tensors(sorted(directory.glob(f"{GGUF_LINK}*")))
+        if names.published is not None:
+            tensors = restored(tensors, names.published, names.here)
+        yield Checkpoint(tensors, names.here)
 
 
-def listed_tensors(directory: Path, rename: Callable[[str], str], kind: str = "auto") -> dict[str, Listed]:
+def listed_tensors(directory: Path, names: TensorNames, kind: str = "auto") -> dict[str, Listed]:
     """What is known of the tensors of a checkpoint of which files may be missing; nothing if the index is missing, too.
 
     Args:
         directory: The model directory.
-        rename: As `open_checkpoint`.
+        names: As `open_checkpoint`.
         kind: As `open_checkpoint`.
 
     Raises:
@@ -229,23 +274,37 @@ def listed_tensors(directory: Path, rename: Callable[[str], str], kind: str = "a
     if (directory / INDEX_FILE).is_file() and kind != "orbax":
         weight_map = _weight_map(directory)
         if not all((directory / shard).is_file() for shard in weight_map.values()):
-            return {rename(name): Listed() for name in weight_map}
+            stored = weight_map if names.published is None else itertools.chain(*names.published.sorted(weight_map))
+            return {names.here(name): Listed() for name in stored}
     if not has_checkpoint(directory):
         return {}
-    with open_checkpoint(directory, rename, kind) as checkpoint:
+    with open_checkpoint(directory, names, kind) as checkpoint:
         return {name: Listed(tensor.shape, tensor.dtype) for name, _, tensor in checkpoint.stored()}
 
 
-def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
+def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
     if not (directory / INDEX_FILE).is_file():
-        file = _open_file(directory / SINGLE_FILE, stack)
-        return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
+        return _tensors_of(directory / SINGLE_FILE, stack)
     weight_map = _weight_map(directory)
-    opened = {shard: _open_file(directory / shard, stack) for shard in sorted(set(weight_map.values()))}
-    held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118 # a method, no dict
+    opened = {shard: _tensors_of(directory / shard, stack) for shard in sorted(set(weight_map.values()))}
+    held = {name: shard for shard, tensors in opened.items() for name in tensors}
     for name in held.keys() ^ weight_map.keys():
         raise ModelError(f"{INDEX_FILE} and its files disagree about the tensor {name!r}; download them again")
-    return {name: SafeTensor(opened[shard], name) for name, shard in held.items()}
+    return {name: opened[shard][name] for name, shard in held.items()}
+
+
+def _tensors_of(path: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file."""
+    file = _open_file(path, stack)
+    tensors = {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
+    mapped = [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS]
+    if not mapped:
+        return dict(tensors)
+    everything = np.memmap(path, np.uint8, "r")
+    begin = 8 + int.from_bytes(everything[:8].tobytes(), "little")
+    header = json.loads(everything[8:begin].tobytes())  # the library has checked it
+    places = {name: begin + header[name]["data_offsets"][0] for name in mapped}
+    return tensors | {name: MappedTensor(everything, first, tensors[name]) for name, first in places.items()}
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
