@@ -1,6 +1,7 @@
 """Models of each family with kernels in few bits, beside the same with what these mean."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jsg.errors import ModelError
 from jsg.models.config import read_spec
 from jsg.models.loading import load_model
 from tests.golden.families import one_of_each
@@ -64,6 +66,28 @@ def test_a_model_in_few_bits_is_the_one_with_what_these_mean(tmp_path: Path, var
     """Fused projections, reordered heads, experts by themselves and in stacks."""
     chosen = {**FORMS, "w4a16 channel": CHANNEL, "mxfp4": MXFP4}[form]
     assert_same(*written(tmp_path, VARIANTS[variant], chosen, random_tensors(variant, 0)))
+
+
+def test_biases_of_zeros_that_gptq_adds_are_left_out(tmp_path: Path) -> None:
+    """AutoGPTQ wrote one for each module."""
+    zeros = {f"model.layers.0.self_attn.{name}_proj.bias": np.zeros(64, np.float16) for name in "qo"}
+    packed_model, _ = written(tmp_path / "zeros", SMALL, FORMS["gptq"], small_tensors() | zeros)
+    load_model(packed_model, read_spec(packed_model))
+    for form, biases in (("gptq", {name: bias + 1 for name, bias in zeros.items()}), ("awq", zeros)):
+        packed_model, _ = written(tmp_path / form, SMALL, FORMS[form], small_tensors() | biases)
+        with pytest.raises(ModelError, match=r"holds '.*o_proj\.bias', which this architecture does not have"):
+            load_model(packed_model, read_spec(packed_model))
+
+
+def test_what_restoring_costs_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Progress counts the bytes of the file."""
+    packed_model, _ = written(tmp_path, SMALL, FORMS["w4a16"], small_tensors())
+    read_bytes = []
+    with caplog.at_level(logging.INFO):
+        load_model(packed_model, read_spec(packed_model), progress=lambda *counts: read_bytes.append(counts[2]))
+    assert "14 kernels in few bits (0.00 GB) are restored to float32 as they are read" in caplog.text
+    file_bytes = (packed_model / "model.safetensors").stat().st_size
+    assert 0.9 * file_bytes < read_bytes[-1] <= file_bytes
 
 
 @pytest.mark.slow

@@ -60,6 +60,11 @@ class Kernel:
         self.num_bytes = sum(math.prod(each.shape) * ITEM_BYTES.get(each.dtype, 1) for each in self.parts.values())
 
     @property
+    def bytes_each(self) -> float:
+        """Bytes of a number in the file, on average."""
+        return self.num_bytes / max(1, math.prod(self.shape))
+
+    @property
     def form(self) -> Form:
         """What it is made of."""
         layout = self._layout
@@ -113,7 +118,7 @@ class Kernel:
         if layout.kind in ("int4", "e2m1"):
             numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
         elif numbers.dtype == np.uint8:  # of int8, plus 128
-            numbers, zero = ((each if each is None else (each ^ 128).view(np.int8)) for each in (numbers, zero))
+            numbers, zero = (numbers ^ 128).view(np.int8), None if zero is None else (zero ^ 128).view(np.int8)
         return numbers, self._of_rows(self._scale(lead, rows, columns), rows), zero
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
