@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from orbax.checkpoint import type_handlers
 
-from jsg.models.checkpoint import PIECE_BYTES
+from jsg.malloc import PIECE_BYTES
 from jsg.models.orbax_checkpoint import DTYPES, FOLDER, MANIFEST, codecs, files_of, manifest_text
 from jsg.models.published.layout import Stored
 from jsg.models.tensor_parallel import TENSOR_AXIS

@@ -19,9 +19,12 @@ import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import read_json
+from jsg.gguf import tensors as gguf_tensors
+from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
-from jsg.models.forms import INDEX_FILE, SINGLE_FILE, has_weights, weights_form
-from jsg.models.published.kernel import Kernel, restored
+from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
+from jsg.models.published.kernel import Kept, Kernel, restored
+from jsg.models.published.record import KeptForm
 from jsg.models.spec import AS_STORED, TensorNames
 
 MAX_FILES = 1000
@@ -32,9 +35,6 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 NO_HEAD = "a model that was saved without its head can embed (--task embed), but generates no text"
-
-PIECE_BYTES = 2**20 - 2**14
-"""The bytes of a tensor that are read at once. Below 1 MiB `freed_at_once` lets malloc reuse them."""
 
 
 class Piece(NamedTuple):
@@ -181,9 +181,24 @@ class Checkpoint:
             )
         return numbers
 
+    def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:
+        """A slice of [..., out, in] of a kernel that has a form, in its few bits. See `read`."""
+        _, tensor = self._stored[name]
+        assert isinstance(tensor, Kernel), "a tensor with a form"
+        kept = tensor.kept(slices)
+        with self._lock:
+            self.num_bytes_read += kept.numbers.nbytes + kept.scale.nbytes
+        return kept
+
     def piece(self, name: str, outer: int = 0) -> Piece:
         """The part of the tensor that is cheap to read at once, of one index of each of the `outer` first axes."""
         return Piece(*self._stored[name][1].piece(outer))
+
+    def forms(self) -> dict[str, KeptForm]:
+        """How kernels are kept in few bits, by name, of those that can be."""
+        kernels = {name: tensor for name, (_, tensor) in self._stored.items() if isinstance(tensor, Kernel)}
+        forms = {name: kernel.kept_form for name, kernel in kernels.items()}
+        return {name: form for name, form in forms.items() if form is not None}
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""
@@ -206,8 +221,7 @@ class SafeTensor:
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        row_bytes = math.prod(self.shape[outer + 1 :]) * (4 if self.dtype == "F32" else 2)
-        return outer, max(1, PIECE_BYTES // max(1, row_bytes))
+        return outer, rows_at_once(self.shape, 4 if self.dtype == "F32" else 2, outer)
 
 
 class MappedTensor:
@@ -225,7 +239,7 @@ class MappedTensor:
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        return outer, max(1, PIECE_BYTES // max(1, math.prod(self.shape[outer + 1 :])))
+        return outer, rows_at_once(self.shape, 1, outer)
 
 
 def has_checkpoint(directory: Path) -> bool:
@@ -248,10 +262,13 @@ def open_checkpoint(directory: Path, names: TensorNames = AS_STORED, kind: str =
     """
     form = weights_form((path.name for path in directory.iterdir()), kind)
     with contextlib.ExitStack() as stack:
-        is_orbax = form == "orbax"
-        tensors: Mapping[str, StoredTensor] = (
-            orbax_checkpoint.open_tensors(directory) if is_orbax else _open_safetensors(directory, stack)
-        )
+        tensors: Mapping[str, StoredTensor]
+        if form == "safetensors":
+            tensors = _open_safetensors(directory, stack)
+        elif form == "orbax":
+            tensors = orbax_checkpoint.open_tensors(directory)
+        else:
+            tensors = gguf_tensors.open_tensors(sorted(directory.glob(f"{GGUF_LINK}*")))
         if names.published is not None:
             tensors = restored(tensors, names.published, names.here)
         yield Checkpoint(tensors, names)

@@ -65,7 +65,7 @@ class DeltaAttention(nnx.Module):
         """The outputs of the tokens, and the states after them. Positions turn nothing."""
         assert inputs.pieces is not None, "a step has its pieces"
         of_heads = self.decay_rate[...].reshape(-1), self.decay_bias[...]
-        weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps, self.spec.most)
+        weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps)
         of_gates, apart = x, None
         if self.apart is not None:  # small products of the same rows XLA makes one, for which it joins their kernels
             of_gates, *of_apart = lax.optimization_barrier((x,) * 3)

@@ -45,7 +45,6 @@ class DeltaSpec(HeadStates):
     """A gated delta rule.
 
     Attributes:
-        most: The greatest strength.
         gate_rank: Width of what the decays of each number of a key, and the gates of the output, are made of: see
             `GatesApart`. None if a head has one decay, and its gates are among the projections.
         module: What the names of all its tensors begin with.
@@ -57,7 +56,6 @@ class DeltaSpec(HeadStates):
         output: That of the projection of outputs.
     """
 
-    most: float = 1.0
     gate_rank: int | None = None
     module: str = "linear_attn"
     projections: tuple[str, ...]

@@ -124,7 +124,6 @@ def test_quantised_weights_of_a_served_family_are_refused_by_field_and_value(tmp
 @pytest.mark.parametrize(
     ("files", "named"),
     [
-        (["a-Q4_K_M.gguf", "a-Q8_0.gguf"], "GGUF"),
         (["adapter_config.json", "adapter_model.safetensors", "training_args.bin"], "LoRA adapter.*merge_and_unload"),
         (["adapter_config.json", "adapter_model.bin", "tokenizer.json"], "LoRA adapter"),
         (["params.json", "consolidated.safetensors", "tekken.json"], "own form of Mistral"),

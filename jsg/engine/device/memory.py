@@ -217,7 +217,7 @@ def _kept_by_block(mlp: FeedForwardSpec | ExpertsSpec, width: int, products: int
     inner = mlp.inner // num_devices
     if not isinstance(mlp, ExpertsSpec):
         return products * inner
-    shared = 0 if mlp.shared is None else mlp.shared.block.inner // num_devices
+    shared = 0 if mlp.shared is None else mlp.shared.inner // num_devices
     routed = mlp.router.choice.per_token * ((products - 1) * inner + max(inner, width))
     return max(products * shared, routed + shared)
 

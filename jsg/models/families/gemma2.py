@@ -6,7 +6,7 @@ from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, FeedForwardSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import read_heads
 from jsg.models.rope_fields import read_rope
 from jsg.models.spec import ModelSpec
@@ -46,20 +46,13 @@ def _cap(config: Fields, name: str) -> float | None:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Gemma2ForCausalLM",
     model_type="gemma2",
-    defaults={
-        "vocab_size": 256000,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
+    defaults=sizes(
+        vocab=256000, width=2304, inner=9216, layers=26, heads=8, kv_heads=4, head_dim=256, context=8192, window=4096
+    )
+    | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
         "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
         "layer_types": None,
         "attention_bias": False,
         "tie_word_embeddings": True,
@@ -70,7 +63,7 @@ FAMILY = PLAIN.variant(
         "use_bidirectional_attention": False,
     },
     without="hidden_act",
-    ignored=frozenset({"hidden_act", "sliding_window_size"}),
+    ignored="hidden_act sliding_window_size",
     attention=attention,
     kinds=2,
     mlp=mlp,

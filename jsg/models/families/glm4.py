@@ -1,17 +1,11 @@
 """GLM-4-0414 and GLM-Z1 (9B, 32B): four norms, fused gates, and half of each head is turned, neighbours together."""
 
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, sizes
 
 FAMILY = PLAIN.variant(
-    architecture="Glm4ForCausalLM",
     model_type="glm4",
-    defaults={
-        "vocab_size": 151552,
-        "intermediate_size": 13696,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
+    defaults=sizes(vocab=151552, inner=13696, layers=40, kv_heads=2, head_dim=128, context=131072)
+    | {
         "rms_norm_eps": 1.5625e-7,
         "partial_rotary_factor": 0.5,
         "attention_bias": True,

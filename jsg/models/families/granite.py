@@ -19,7 +19,6 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="GraniteForCausalLM",
     model_type="granite",
     defaults={
         "attention_bias": False,

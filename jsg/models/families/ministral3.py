@@ -3,6 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, QueryScaleSpec
 from jsg.models.families import mistral
+from jsg.models.family import sizes
 from jsg.models.parts import read_attention
 from jsg.models.rope_fields import read_original, rope_section
 
@@ -22,15 +23,10 @@ def read_growth(config: Fields) -> QueryScaleSpec:
 
 
 FAMILY = mistral.FAMILY.variant(
-    architecture="Ministral3ForCausalLM",
     model_type="ministral3",
-    defaults={
-        "vocab_size": 131072,
-        "num_hidden_layers": 34,
-        "head_dim": 128,
-        "max_position_embeddings": 262144,
+    defaults=sizes(vocab=131072, layers=34, head_dim=128, context=262144, window=None)
+    | {
         "rms_norm_eps": 1e-5,
-        "sliding_window": None,
         "rope_parameters": {
             "type": "yarn",
             "rope_theta": 1_000_000.0,

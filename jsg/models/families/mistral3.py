@@ -1,6 +1,6 @@
 """Mistral Small 3.1 and 3.2, and Ministral 3 as it is published: a text model beside a tower, which is not built."""
 
-from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
+from jsg.models.wrapper import Wrapper
 
 WRAPPER = Wrapper(
     text_type="mistral",
@@ -18,10 +18,5 @@ WRAPPER = Wrapper(
         "sliding_window": None,
     },
     is_tied=True,
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings image_token_index image_token_id projector_hidden_act "
-        "vision_feature_layer multimodal_projector_bias spatial_merge_size ignore_index vocab_size".split()
-    ),
-    names=TEXT_NAMES,
-    notes=(TEXT_ONLY,),
+    fields="spatial_merge_size",
 )

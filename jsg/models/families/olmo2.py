@@ -3,7 +3,6 @@
 from jsg.models.family import PLAIN
 
 FAMILY = PLAIN.variant(
-    architecture="Olmo2ForCausalLM",
     model_type="olmo2",
     defaults={
         "vocab_size": 50304,

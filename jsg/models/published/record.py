@@ -8,10 +8,11 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ModelError
 from jsg.fields import MAX_INTEGER, Fields
+from jsg.kernels_pallas.form import Form
 from jsg.models.published.layout import Group, Layout
 from jsg.models.without_effect import refuse_unknown
 
@@ -33,6 +34,20 @@ UNREAD = re.compile(r".*[._](input|activation|output|q|k|v|kv)_(global_)?(scale|
 
 Rule = Callable[[str], str | None]
 """From the name of a module to the reason why a list means it, or None."""
+
+
+class KeptForm(NamedTuple):
+    """How a kernel can be kept in few bits. Those that make one parameter must be equal.
+
+    Attributes:
+        form: The form.
+        order: A word for the order of its inputs; empty if it has none.
+        is_turned: The model has it as [..., in, out].
+    """
+
+    form: Form
+    order: str
+    is_turned: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
