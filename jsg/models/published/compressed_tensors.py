@@ -68,7 +68,7 @@ def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
     if where is group or config.get("format") != "mixed-precision":
         require_one_of(where, "format", *FORMATS)
     targets, weights = group.get("targets", []), group.section("weights") or Fields(group.file, {})
-    ok = isinstance(targets, list) and targets and all(isinstance(target, str) for target in targets)
+    ok = isinstance(targets, list) and bool(targets) and all(isinstance(target, str) for target in targets)
     group.require(ok, "targets", "be a list of modules", targets)
     refuse_others(weights, _WEIGHT_FIELDS, "weights")
     bits = require_one_of(weights, "num_bits", 4, 8, default=8 if weights.names() else None)

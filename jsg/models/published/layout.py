@@ -19,8 +19,15 @@ Number = Literal["int4", "int8", "e2m1", "e4m3"]
 class Stored(Protocol):
     """The part of `StoredTensor` that layouts need."""
 
-    shape: tuple[int, ...]
-    dtype: str
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The type, as safetensors calls it."""
+        ...
 
     def read(self, slices: tuple[slice, ...]) -> Any:
         """A slice."""
