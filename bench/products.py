@@ -14,7 +14,8 @@ import numpy as np
 
 from bench.report import Report
 from jsg.engine.device.panels import lay_out
-from jsg.kernels_pallas.few_bits import Form
+from jsg.kernels_pallas.few_bits import zeros
+from jsg.kernels_pallas.form import Form
 from jsg.models.layers import Linear, project
 from jsg.models.quantise import FORMS, quantise
 
@@ -29,7 +30,7 @@ STORED: dict[str, Form | None] = {
     "AWQ": Form("int4", 128, "float16", has_zero=True),
     "AWQ of 32": Form("int4", 32, "float16", has_zero=True),
     "GPTQ with an order": Form("int4", 128, "float16", has_zero=True, has_order=True),
-    "NVFP4": Form("e2m1", 16, "float8_e4m3fn", factor="times"),
+    "NVFP4": Form("e2m1", 16, "float8_e4m3fn", has_factor=True),
     "MXFP4": Form("e2m1", 32, "float8_e8m0fnu"),
     "FP8 in blocks": Form("e4m3", 128),
     "Q8_0": Form("int8", 32, "float16"),
@@ -45,7 +46,7 @@ def kernel_of(stored: str, inputs: int, outputs: int) -> tuple[jax.Array, ...]:
         made = quantise(rng.standard_normal((outputs, inputs), np.float32), "a random kernel", form)
         layer.kernel.set_value(jax.tree.map(np.transpose, made))
     else:
-        empty = form.zeros((inputs, outputs), 0)
+        empty = zeros(form, (inputs, outputs), 0)
         bits = rng.integers(0, 0x70, empty.values.shape, np.uint8)
         order = empty.order if empty.order is None else rng.permutation(inputs).astype(np.int32)
         scale = np.ones(empty.scale.shape, empty.scale.dtype)

@@ -4,13 +4,14 @@ A weight is a number of few bits, less the zero of its group, times the scale of
 inputs of one output channel; products sum over inputs. See `Form`.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Num
+
+from jsg.kernels_pallas.form import NUMBERS_OF_4_BITS, Form
 
 TYPES: Mapping[str, jax.typing.DTypeLike] = {
     "int8": jnp.int8,
@@ -19,69 +20,8 @@ TYPES: Mapping[str, jax.typing.DTypeLike] = {
     "e2m1": jnp.uint8,
 }
 """Kind of numbers → the type of an array of them. bfloat16 and float16 hold every number exactly."""
-NUMBERS_OF_4_BITS: Mapping[str, tuple[float, ...]] = {
-    "int4": tuple(float(code - 8) for code in range(16)),
-    "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
-}
-"""Kind of numbers in 4 bits → what each code means. A byte has two codes, that of the first input in its lower bits."""
 
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, slots=True)
-class Form:
-    """How a kernel in few bits is kept. It has no arrays: programs are compiled for it.
-
-    Attributes:
-        numbers: The kind of its numbers, one of `TYPES`.
-        group: Consecutive inputs of a channel that have a scale of their own; None for all of them.
-        scale: The type of scales: "float32", "float16", "bfloat16", "float8_e4m3fn" or "float8_e8m0fnu".
-        has_zero: Whether each group has a zero, an int8 on the scale of its numbers.
-        factor: How a number for each channel, float32, changes its scales, which are floats of 8 bits: "times" or
-            "over". None if there is none.
-        has_order: Whether inputs are taken in another order, which has the inputs of each group side by side.
-        is_exact: Whether bfloat16 holds each number times its scale, because scales have few significant bits.
-    """
-
-    numbers: Literal["int8", "e4m3", "int4", "e2m1"]
-    group: int | None = None
-    scale: str = "float32"
-    has_zero: bool = False
-    factor: Literal["times", "over"] | None = None
-    has_order: bool = False
-    is_exact: bool = False
-
-    @property
-    def per_byte(self) -> int:
-        """Numbers in a byte."""
-        return 2 if self.numbers in NUMBERS_OF_4_BITS else 1
-
-    @property
-    def bytes_per_number(self) -> float:
-        """The bytes of a number with its part of its group's scale and zero, if it has a group."""
-        beside = 0 if self.group is None else (jnp.dtype(self.scale).itemsize + self.has_zero) / self.group
-        return 1 / self.per_byte + beside
-
-    @property
-    def scales_columns(self) -> bool:
-        """Whether the product is that with the numbers themselves, each column's sum times its scale."""
-        return self.per_byte == 1 and self.group is None and not self.has_zero and not self.has_order
-
-    def zeros(self, shape: tuple[int, ...], axis: int) -> "Quantised":
-        """A kernel of this shape, whose inputs are on this axis, without its numbers."""
-
-        def of(length: int, dtype: jax.typing.DTypeLike) -> Array:
-            return jnp.zeros((*shape[:axis], length, *shape[axis + 1 :]), dtype)
-
-        num_inputs = shape[axis]
-        groups = 1 if self.group is None else num_inputs // self.group
-        return Quantised(
-            of(num_inputs // self.per_byte, TYPES[self.numbers]),
-            of(groups, self.scale),
-            self,
-            of(groups, jnp.int8) if self.has_zero else None,
-            of(1, jnp.float32) if self.factor else None,
-            jnp.zeros(num_inputs, jnp.int32) if self.has_order else None,
-        )
+jax.tree_util.register_static(Form)
 
 
 class Quantised(NamedTuple):
@@ -116,12 +56,10 @@ class Quantised(NamedTuple):
         return tuple(shape)
 
     @property
-    def column_scale(self) -> Any:
-        """What multiplies the sum of each column, in float32, if the kernel has no groups."""
+    def wide_scale(self) -> Any:
+        """The scales in float32, with their factors."""
         scale = self.scale.astype(jnp.float32)
-        if self.factor is None:
-            return scale
-        return scale / self.factor if self.form.factor == "over" else scale * self.factor
+        return scale if self.factor is None else scale * self.factor
 
     def restored(self, dtype: jax.typing.DTypeLike) -> Num[Array, "..."]:
         """The kernel as an array: computed in float32, with its inputs in their own order, and rounded to a type."""
@@ -133,14 +71,30 @@ class Quantised(NamedTuple):
             else:
                 values = jnp.asarray(NUMBERS_OF_4_BITS[form.numbers], jnp.bfloat16)[codes]
         wide = jnp.bfloat16 if form.is_exact else jnp.float32  # a short type keeps what a GPU writes short
-        numbers, scale = values.astype(wide), self.scale.astype(wide)
+        numbers, scale = values.astype(wide), self.scale if form.is_exact else self.wide_scale
         if self.zero is not None:
             numbers -= self._spread(self.zero.astype(wide))
-        if self.factor is not None:
-            scale = scale / self.factor if form.factor == "over" else scale * self.factor
         numbers = (numbers * self._spread(scale)).astype(dtype)
         return numbers if self.order is None else jnp.take(numbers, jnp.argsort(self.order), axis)
 
     def _spread(self, of_groups: Num[Array, "..."]) -> Num[Array, "..."]:
         """What each group has, for each of its inputs."""
         return jnp.repeat(of_groups, self.shape[self.axis] // of_groups.shape[self.axis], self.axis)
+
+
+def zeros(form: Form, shape: tuple[int, ...], axis: int) -> Quantised:
+    """A kernel of this shape, whose inputs are on this axis, without its numbers."""
+
+    def of(length: int, dtype: jax.typing.DTypeLike) -> Array:
+        return jnp.zeros((*shape[:axis], length, *shape[axis + 1 :]), dtype)
+
+    num_inputs = shape[axis]
+    groups = 1 if form.group is None else num_inputs // form.group
+    return Quantised(
+        of(num_inputs // form.per_byte, TYPES[form.numbers]),
+        of(groups, form.scale),
+        form,
+        of(groups, jnp.int8) if form.has_zero else None,
+        of(1, jnp.float32) if form.has_factor else None,
+        jnp.zeros(num_inputs, jnp.int32) if form.has_order else None,
+    )

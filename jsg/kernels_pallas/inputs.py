@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int, Num
 
-from jsg.kernels_pallas.few_bits import Form
+from jsg.kernels_pallas.form import Form
 from jsg.window import Window
 
 LayerCache = tuple[Float[Array, "P page_size heads H"], ...]

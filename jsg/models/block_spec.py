@@ -358,6 +358,23 @@ class StackSpec:
     bias_suffix: str = ".bias"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LatentExpertsSpec:
+    """Projections around experts that are narrower than the residual stream (LatentMoE of Nemotron 3).
+
+    Attributes:
+        width: What experts read and make.
+        into: The tensor of the projection to it, without `.weight`.
+        out: That of the projection back.
+        has_bias: Both have biases.
+    """
+
+    width: int
+    into: str
+    out: str
+    has_bias: bool = False
+
+
 def stacked(name: str, *, suffix: str = "", **form: Any) -> dict[str, Any]:
     """The names of an `ExpertsSpec` of which one tensor has all gates and what they let through, in this form."""
     joint = f"{name}.gate_up_proj"
@@ -382,6 +399,8 @@ class ExpertsSpec:
         shared: The block that every token uses beside its experts; None for none.
         shared_gate: The tensor of a projection to one number, whose sigmoid multiplies that block, without `.weight`;
             None for a block that nothing multiplies, which may have biases.
+        latent: The projections to what experts read, and from the sum of what they make; None if experts read and
+            make the residual stream.
     """
 
     count: int
@@ -395,10 +414,15 @@ class ExpertsSpec:
     has_bias: bool = False
     shared: FeedForwardSpec | None = None
     shared_gate: str | None = None
+    latent: LatentExpertsSpec | None = None
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels of one expert, in a model of this width."""
-        return (2 if self.gate is None else 3) * width * self.inner
+        return (2 if self.gate is None else 3) * (self.latent.width if self.latent else width) * self.inner
+
+    def num_weights_of_all(self, width: int) -> int:
+        """The numbers of the kernels that every token uses, but for the shared block."""
+        return width * (self.count + (2 * self.latent.width if self.latent else 0))
 
     def check_devices(self, count: int, groups: int) -> None:
         """Raises unless so many groups of devices can share out the experts, and those of a group the columns."""

@@ -23,7 +23,8 @@ from jsg.gguf import tensors as gguf_tensors
 from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
 from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
-from jsg.models.published.kernel import restored
+from jsg.models.published.kernel import Kept, Kernel, restored
+from jsg.models.published.record import KeptForm
 from jsg.models.spec import AS_STORED, TensorNames
 
 MAX_FILES = 1000
@@ -166,9 +167,24 @@ class Checkpoint:
             self.num_bytes_read += numbers.nbytes
         return numbers
 
+    def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:
+        """A slice of [..., out, in] of a kernel that has a form, in its few bits. See `read`."""
+        _, tensor = self._stored[name]
+        assert isinstance(tensor, Kernel), "a tensor with a form"
+        kept = tensor.kept(slices)
+        with self._lock:
+            self.num_bytes_read += kept.numbers.nbytes + kept.scale.nbytes
+        return kept
+
     def piece(self, name: str, outer: int = 0) -> Piece:
         """The part of the tensor that is cheap to read at once, of one index of each of the `outer` first axes."""
         return Piece(*self._stored[name][1].piece(outer))
+
+    def forms(self) -> dict[str, KeptForm]:
+        """How kernels are kept in few bits, by name, of those that can be."""
+        kernels = {name: tensor for name, (_, tensor) in self._stored.items() if isinstance(tensor, Kernel)}
+        forms = {name: kernel.kept_form for name, kernel in kernels.items()}
+        return {name: form for name, form in forms.items() if form is not None}
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""
@@ -209,7 +225,7 @@ class MappedTensor:
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        return outer, max(1, PIECE_BYTES // max(1, math.prod(self.shape[outer + 1 :])))
+        return outer, rows_at_once(self.shape, 1, outer)
 
 
 def has_checkpoint(directory: Path) -> bool:

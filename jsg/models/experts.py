@@ -12,6 +12,7 @@ sum over all devices has every copy once.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
@@ -44,7 +45,11 @@ class SparseFeedForward(nnx.Module):
         self.router_norm = RMSNorm(router.norm, f"{prefix}.", width, dtype) if router.norm else None
         scale = Origin((Source(f"{prefix}.{router.expert_scale}", (count,)),))
         self.expert_scale = parameter((count,), dtype, scale) if router.expert_scale else None
-        turns = 2 if spec.gate == spec.up else 1
+        turns, latent = 2 if spec.gate == spec.up else 1, spec.latent
+        read_width = latent.width if latent else width
+        how = {"dtype": dtype, "bias": latent is not None and latent.has_bias}
+        self.into_latent = Linear((f"{prefix}.{latent.into}",), width, (read_width,), **how) if latent else None
+        self.out_of_latent = Linear((f"{prefix}.{latent.out}",), read_width, (width,), **how) if latent else None
 
         def kernels(name: str, in_dim: int, out_dim: int, split_axis: int, **place: int) -> nnx.Param:
             """A kernel [in_dim, out_dim] for each expert. A device has its slice of those of its group's experts."""
@@ -60,9 +65,9 @@ class SparseFeedForward(nnx.Module):
             origin = Origin(sources, split_axis=split_axis, expert_axis=0)
             return parameter((spec.count, length), dtype, origin)
 
-        self.gate = kernels(spec.gate, width, spec.inner, 2, turns=turns) if spec.gate else None
-        self.up = kernels(spec.up, width, spec.inner, 2, turn=turns - 1, turns=turns)
-        self.down = kernels(spec.down, spec.inner, width, 1)
+        self.gate = kernels(spec.gate, read_width, spec.inner, 2, turns=turns) if spec.gate else None
+        self.up = kernels(spec.up, read_width, spec.inner, 2, turn=turns - 1, turns=turns)
+        self.down = kernels(spec.down, spec.inner, read_width, 1)
         self.gate_bias = biases(spec.gate, spec.inner, 1, turns=turns) if spec.gate else None
         self.up_bias = biases(spec.up, spec.inner, 1, turn=turns - 1, turns=turns)
         self.down_bias = biases(spec.down, width, None)
@@ -90,7 +95,9 @@ class SparseFeedForward(nnx.Module):
             weights *= self.expert_scale[...].at[first + expert].get(mode="clip").astype(jnp.float32)
         if self.spec.router.rounds_weights:
             weights = weights.astype(x.dtype).astype(jnp.float32)
-        copies = x[routes.tokens]
+        # Without the barrier XLA joins the kernels of two products of the same rows in every step.
+        read = x if self.into_latent is None else self.into_latent(lax.optimization_barrier(x))
+        copies = read[routes.tokens]
         if self.spec.router.weighs_input:
             copies = (_of_copies(routes, weights) * copies).astype(x.dtype)
         gate, up, down = (
@@ -105,12 +112,15 @@ class SparseFeedForward(nnx.Module):
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
+        if self.out_of_latent is not None:  # before the sum over devices, so that there is one
+            part = self.out_of_latent.part(part).astype(x.dtype)
         if self.shared is not None:
             share = self.shared.part(x).astype(x.dtype)
             part += share if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * share
         part = add_up(part)
-        bias = self.shared.down.bias if self.shared else None
-        return part if bias is None else part + bias[...]
+        for last in (self.out_of_latent, self.shared and self.shared.down):
+            part = part if last is None or last.bias is None else part + last.bias[...]
+        return part
 
     def _logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
         """The router's numbers for each token, in float32. A kernel of float32 multiplies float32."""
@@ -147,5 +157,5 @@ def _grouped(
     stored, result = kernels.get_value(), activation_result(rows.dtype)
     if isinstance(stored, Quantised) and not stored.form.scales_columns:
         stored = stored.restored(rows.dtype)
-    values, scale = (stored.values, stored.column_scale) if isinstance(stored, Quantised) else (stored, None)
+    values, scale = (stored.values, stored.wide_scale) if isinstance(stored, Quantised) else (stored, None)
     return ops.grouped_matmul(rows, values, sizes, scale=scale, bias=bias, result=result).astype(rows.dtype)

@@ -56,7 +56,7 @@ def project(
     if isinstance(kernel, Panels):
         return ops.matmul(x, kernel, result)
     if isinstance(kernel, Quantised) and kernel.form.scales_columns:
-        return (project(x, kernel.values.astype(x.dtype)) * kernel.column_scale).astype(result)
+        return (project(x, kernel.values.astype(x.dtype)) * kernel.wide_scale).astype(result)
     if isinstance(kernel, Quantised):
         return project(x, kernel.restored(x.dtype), result)
     dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)

@@ -8,7 +8,7 @@ Families have no code for it: parameters that name the axis which products sum o
 fills what is declared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Num
 
 from jsg.errors import ModelError
-from jsg.kernels_pallas.few_bits import TYPES, Form, Quantised
+from jsg.kernels_pallas.few_bits import TYPES, Quantised, zeros
+from jsg.kernels_pallas.form import Form
+from jsg.models.origin import Origin
 
 FORMS: Mapping[str, Form] = {
     "int8": Form("int8"),
@@ -33,21 +35,23 @@ DROPPED_BITS = 19
 at most three, so bfloat16 holds their products exactly."""
 
 
-def declare(module: nnx.Module, quantization: str) -> None:
-    """Declares the module's kernels anew, as `--quantization` says. For use under `nnx.eval_shape`.
+def declare(module: nnx.Module, form_of: Callable[[Origin], Form | None]) -> None:
+    """Declares the module's kernels anew, each in a form; None leaves it. For use under `nnx.eval_shape`.
 
     Raises:
         ModelError: The inputs of a kernel are not whole groups.
     """
-    form = FORMS[quantization]
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Param) and (axis := node.get_metadata("summed_axis")) is not None:
+            form = form_of(node.get_metadata("origin"))
+            if form is None:
+                continue
             if node.shape[axis] % (form.group or 1):
                 raise ModelError(
                     f"--quantization int4 needs kernels whose number of inputs is a multiple of {form.group}, but "
                     f"{node.get_metadata('origin').sources[0].name} has {node.shape[axis]}; int8 works with any"
                 )
-            node.set_value(form.zeros(node.shape, axis))
+            node.set_value(zeros(form, node.shape, axis))
 
 
 def quantise(tensor: Num[Array, "out in"] | Num[np.ndarray, "out in"], name: str, form: Form) -> Quantised:

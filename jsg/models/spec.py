@@ -29,7 +29,7 @@ from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.mamba_spec import MambaSpec
-from jsg.models.published.record import Published
+from jsg.models.published.record import KeptForm, Published
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
 
@@ -142,6 +142,7 @@ class ModelSpec:
         vision: The vision half; None for a text model.
         names: How its tensors are named and stored in a checkpoint.
         notes: What the file says and the model does not follow, a sentence each, for the log.
+        kept: Names of the checkpoint's kernels that can be kept in its few bits → how.
     """
 
     architecture: str
@@ -159,6 +160,7 @@ class ModelSpec:
     vision: VisionConfig | None = None
     names: TensorNames = dataclasses.field(default=TensorNames(prefixes=CAUSAL_PREFIXES), repr=False, compare=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    kept: Mapping[str, KeptForm] = dataclasses.field(default_factory=dict, hash=False)
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":
         """The same model for several devices. Key-value heads are repeated until each device has one.

@@ -57,7 +57,7 @@ QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "fp8 unknown": ({"quantization_config": {**FP8, "hadamard": 64}}, "fp8 has no field 'hadamard'"),
     "fbgemm": ({"quantization_config": {"quant_method": "fbgemm_fp8", "transposed": True}}, "'transposed'"),
     "packed": ({"quantization_config": PACKED}, "config_groups must name a group, but is absent or null"),
-    "mxfp4": ({"quantization_config": {**PACKED, "config_groups": {"a": _FLOAT4}}}, "format must be nvfp4-pack-quant"),
+    "mxfp4": ({"quantization_config": {**PACKED, "config_groups": {"a": _FLOAT4}}}, "group_size must be 16 .* NVFP4"),
     "sparse": ({"quantization_config": {**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}}, "-bitmask'"),
     "old llm-compressor": ({"compression_config": {"format": "float-quantized"}}, "compression_config"),
     "exl2": ({"quantization_config": {"quant_method": "exl2", "bits": 4.0}}, "'exl2'"),

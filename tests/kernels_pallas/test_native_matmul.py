@@ -11,7 +11,8 @@ import pytest
 
 from jsg.engine.device.panels import lay_out
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.few_bits import Form, Quantised
+from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.form import Form
 from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
 from jsg.kernels_pallas.native import amx, amx_matmul, library
 from jsg.models.layers import Linear
@@ -31,7 +32,7 @@ FORMS = {
     "W8A16": Form("int8", 128, "bfloat16", has_zero=True),
     "Q8_0": Form("int8", 32, "float16"),
     "FP8 in blocks": Form("e4m3", 128),
-    "NVFP4": Form("e2m1", 16, "float8_e4m3fn", factor="over"),
+    "NVFP4": Form("e2m1", 16, "float8_e4m3fn", has_factor=True),
     "MXFP4": Form("e2m1", 32, "float8_e8m0fnu"),
 }
 """jsg's own, then published ones."""
@@ -82,10 +83,10 @@ def quantised(form: Form, rng: np.random.Generator, depth: int, columns: int) ->
     )
     scale = (2.0 ** rng.integers(-9, 3, scale.shape) if "e8m0" in form.scale else scale).astype(jnp.dtype(form.scale))
     zero = rng.integers(-8, 9, scale.shape).astype(np.int8) if form.has_zero else None
-    factor = rng.random((1, columns)).astype(np.float32) + 0.5 if form.factor else None
+    factor = rng.random((1, columns)).astype(np.float32) + 0.5 if form.has_factor else None
     order = rng.permutation(depth).astype(np.int32) if form.has_order else None
     numbers = numbers.astype(np.float64) - (0 if zero is None else zero.repeat(group, 0))
-    meant = numbers * scale.astype(np.float64).repeat(group, 0) / (1 if factor is None else factor)
+    meant = numbers * scale.astype(np.float64).repeat(group, 0) * (1 if factor is None else factor)
     parts = (None if each is None else jnp.asarray(each) for each in (zero, factor, order))
     made = Quantised(jnp.asarray(stored), jnp.asarray(scale), form, *parts)
     return made, meant if order is None else meant[np.argsort(order)]

@@ -19,6 +19,7 @@ from jsg.models.block_spec import (
     BesideSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    LatentExpertsSpec,
     LayerInputSpec,
     NormSpec,
     QueryKeyNormSpec,
@@ -124,6 +125,7 @@ EXPERTS = ExpertsSpec(
     activation=ClampedGate(limit=7.0, slope=1.5),
     shared=FeedForwardSpec(inner=64),
     shared_gate="mlp.shared_expert_gate",
+    latent=LatentExpertsSpec(width=24, into="mlp.into", out="mlp.out"),
 )
 NORM = NormSpec(name="norm", eps=1e-6)
 BESIDE = BesideSpec(
@@ -162,6 +164,8 @@ OTHER: dict[str, Any] = {
     "key_dim": 32,
     "taps": 2,
     "shared_gate": "another",
+    "into": "another",
+    "out": "another",
     "gate_rank": 16,
     "module": "another",
     "gates": ("another",),

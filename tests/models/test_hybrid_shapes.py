@@ -192,6 +192,25 @@ NEMOTRONS: dict[str, tuple[str, dict[str, Any], int, int, int, int]] = {
         6,
         31578,
     ),
+    "3-super-120b-a12b": (  # as many layers of each kind, in another order
+        "MEMEMEMEM*E" * 8,
+        {
+            "hidden_size": 4096,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 512,
+            "num_experts_per_tok": 22,
+            "moe_latent_size": 1024,
+            "moe_intermediate_size": 2688,
+            "moe_shared_expert_intermediate_size": 5376,
+            "routed_scaling_factor": 5.0,
+            "num_nextn_predict_layers": 1,
+            "mtp_hybrid_override_pattern": "*E",
+        },
+        40,
+        160,
+        8,
+        120_669,
+    ),
 }
 
 

@@ -224,6 +224,7 @@ FAMILIES = {
     "scan": (granite("h-tiny"), SHORTER | {"layer_types": ["mamba", "attention"]}),
     "padded-heads": (nemotron("nano-9b-v2"), SHORTER | {"hybrid_override_pattern": "M-*"}),
     "mixers-or-blocks": (nemotron("3-nano-30b-a3b"), SHORTER | {"hybrid_override_pattern": "ME*"}),
+    "narrow-experts": (nemotron("3-super-120b-a12b"), SHORTER | {"hybrid_override_pattern": "ME*"}),
     "decay-by-channel": (
         KIMI_LINEAR,
         {"linear_attn_config": None, "layer_types": ["linear_attention", "full_attention"]},
@@ -236,6 +237,7 @@ Mistral Small those of "window"."""
 LONG = (
     "padded-heads",
     "experts-beside",
+    "narrow-experts",
     "larger-experts",
     "sigmoids-and-norms",
     "float32-router",

@@ -54,8 +54,7 @@ def _of_columns(kernel: Quantised, *, is_whole: bool) -> Any:
     if isinstance(kernel.scale, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, np.float32)
     scale = np.asarray(kernel.scale if is_whole else np.ones(shape), np.float32)
-    factor = np.float32(1) if kernel.factor is None else np.asarray(kernel.factor)
-    return scale / factor if kernel.form.factor == "over" else scale * factor
+    return scale if kernel.factor is None else scale * np.asarray(kernel.factor)
 
 
 def _in_panels(numbers: Any, depth: int, together: int, *, is_table: bool) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from llvmlite import ir
 
-from jsg.kernels_pallas.few_bits import NUMBERS_OF_4_BITS
+from jsg.kernels_pallas.form import NUMBERS_OF_4_BITS
 from jsg.kernels_pallas.inputs import PANEL_WIDTH
 from jsg.kernels_pallas.native import library
 

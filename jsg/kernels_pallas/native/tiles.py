@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from jsg.kernels_pallas.few_bits import NUMBERS_OF_4_BITS
+from jsg.kernels_pallas.form import NUMBERS_OF_4_BITS
 from jsg.kernels_pallas.inputs import TOGETHER
 from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.calls import Buffer

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.block_spec import FeedForwardSpec, NoMixer
+from jsg.models.block_spec import FeedForwardSpec, LatentExpertsSpec, NoMixer
 from jsg.models.families import glm4_moe
 from jsg.models.families.granitemoehybrid import KINDS, read_mamba
 from jsg.models.family import PLAIN, sizes
@@ -65,11 +65,17 @@ def mlp(config: Fields) -> list[MLP | None]:
 
     blocks: dict[str, MLP] = {BLOCK: block("intermediate_size", "mixer")}
     if EXPERTS in of_layers:
+        latent = None
+        if config.get("moe_latent_size") is not None:
+            narrow = config.integer("moe_latent_size")
+            projections = ("mixer.fc1_latent_proj", "mixer.fc2_latent_proj")
+            latent = LatentExpertsSpec(width=narrow, into=projections[0], out=projections[1], has_bias=has_bias)
         router = {"name": "mixer.gate", "choice_bias": "mixer.gate.e_score_correction_bias", "rounds_weights": False}
         blocks[EXPERTS] = glm4_moe.read_grouped(
             config,
             choice={"score": "sigmoid"},
             router=router,
+            latent=latent,
             shared=block("moe_shared_expert_intermediate_size", "mixer.shared_experts"),
             **tensors("mixer.experts.{expert}"),
         )
@@ -106,6 +112,7 @@ FAMILY = PLAIN.variant(
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "moe_shared_expert_intermediate_size": 7688,
+        "moe_latent_size": None,
         "routed_scaling_factor": 1.0,
         "n_group": 1,
         "topk_group": 1,
@@ -116,7 +123,6 @@ FAMILY = PLAIN.variant(
         "mamba_hidden_act": "silu",
         "mlp_hidden_act": "relu2",
         "mamba_ssm_cache_dtype": "float32",
-        "moe_latent_size": None,
         "residual_in_fp32": False,
         "sliding_window": None,
         "use_bias": False,

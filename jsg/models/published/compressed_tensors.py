@@ -13,13 +13,9 @@ FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-qu
 HELD = {(False, "F8_E4M3"): "float 8", (False, "I8"): "int 8", (True, "U8"): "float 4"}
 """Whether numbers are packed, and the type of their tensor → what they are. I32 has integers of either length."""
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-_FIELDS = (
-    "config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme version sparsity_config "
-    "transform_config"
-)
+_FIELDS = "config_groups format ignore quantization_status kv_cache_scheme version sparsity_config transform_config"
 _WEIGHT_FIELDS = (
-    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs scale_dtype "
-    "zp_dtype"
+    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs zp_dtype"
 )
 
 
@@ -59,7 +55,7 @@ def read(config: Fields) -> Published:
     schemes = [_read_scheme(config, groups.section(name) or groups, name) for name in sorted(groups.names())]
     return Published(
         title=f"compressed-tensors, {' and '.join(dict.fromkeys(scheme.kind for scheme in schemes))} bits",
-        marks={".weight_scale": ".weight", ".weight_packed": ".weight"},
+        marks={".weight_scale": ".weight", ".weight_packed": ".weight", "_proj_scale": "_proj"},
         roles=("_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale"),
         layout=lambda group: _layout(group, schemes),
         skips=rule_of(config.get("ignore"), "compressed-tensors"),
@@ -107,7 +103,7 @@ def _layout(group: Group, schemes: list[Scheme]) -> Layout:
     if packed is not None:
         return in_nvfp4(group, "_packed", "_global_scale", divides=True)
     if scheme.kind == "float 8":
-        return in_e4m3(group, "_scale", scheme.block)
+        return in_e4m3(group, "_scale", scheme.block, turns_stacks=True)
     rows, columns = group.tensor("", ["I8"], 2).shape
     scale, block = group.scale("_scale", SCALES, (rows, columns), scheme.block)
     zero = None

@@ -12,19 +12,8 @@ AWQ_LANES = (0, 4, 1, 5, 2, 6, 3, 7)
 """For each of eight outputs its place in a word, from the low end."""
 ONES = {4: 0x11111111, 8: 0x01010101}
 """What GPTQModel adds to the words of zeros of the first version, which has each zero less one. It carries."""
-_AWQ_FIELDS = (
-    "bits group_size zero_point version format modules_to_not_convert backend do_fuse fuse_max_seq_len modules_to_fuse "
-    "exllama_config w_bit q_group_size"
-)
-_GPTQ_FIELDS = (
-    "bits group_size desc_act sym checkpoint_format format dynamic lm_head pack_dtype is_marlin_format "
-    # How it was made, and how others compute with it.
-    "tokenizer dataset damp_percent damp_auto_increment static_groups true_sequential meta backend model_seqlen "
-    "block_name_to_quantize module_name_preceding_first_block batch_size pad_token_id max_input_length "
-    "cache_block_outputs modules_in_block_to_quantize model_name_or_path model_file_base_name quantizer use_cuda_fp16 "
-    "use_exllama disable_exllama exllama_config act_group_aware mse hyb_act mock_quantization offload_to_disk "
-    "offload_to_disk_path gptaq rotation adapter parallel_packing device iterations seqlen nsamples"
-)
+_AWQ_FIELDS = "bits group_size zero_point version format modules_to_not_convert w_bit q_group_size"
+_GPTQ_FIELDS = "bits group_size desc_act sym checkpoint_format format dynamic lm_head pack_dtype is_marlin_format "
 
 
 def read_awq(config: Fields) -> Published:

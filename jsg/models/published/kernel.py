@@ -1,16 +1,18 @@
 """Reads kernels in few bits: restored to float32, or as they are. No JAX."""
 
-import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from jsg.errors import ModelError
-from jsg.models.published.layout import DAMAGED, EXPONENTS, Group, Layout, Number, Plane, Stored
-from jsg.models.published.record import Published
+from jsg.kernels_pallas.form import NUMBERS_OF_4_BITS, Form
+from jsg.models.published.layout import DAMAGED, EXPONENTS, Group, Layout, Plane, Stored
+from jsg.models.published.record import KeptForm, Published
 
 PIECE_NUMBERS = 2**18
 """About as many numbers are restored at once. In float32 they are 1 MiB."""
@@ -19,25 +21,32 @@ ROWS_TOGETHER = 32
 _BYTES = np.arange(256, dtype=np.uint8)
 _E4M3 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_E2M1 = np.array(NUMBERS_OF_4_BITS["e2m1"], np.float32)
 ITEM_BYTES = {"F32": 4, "I32": 4, "I64": 8, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Form:
-    """What a kernel in few bits is made of.
+SCALE_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
+"""Types of scales → as `Form` names them. The others are powers of two."""
+KEPT_GROUPS = (16, 32, 64, 128)
+"""Groups of inputs that are kept in few bits, beside whole rows."""
+
+
+class Kept(NamedTuple):
+    """A part of a kernel in its few bits, in rows of [..., out, in]. See `kernels_pallas.few_bits.Quantised`.
 
     Attributes:
-        kind: The kind of its numbers.
-        group: How many columns share a scale.
-        has_zero: Each group has a zero.
-        has_order: A tensor says to which group a column belongs.
+        numbers: Bytes of one number or two.
+        scale: [..., out, groups].
+        zero: Likewise, or None.
+        factor: [..., out, 1], or None.
+        order: [in], or None.
     """
 
-    kind: Number
-    group: int
-    has_zero: bool
-    has_order: bool
+    numbers: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray | None
+    factor: np.ndarray | None
+    order: np.ndarray | None
 
 
 class Kernel:
@@ -60,10 +69,32 @@ class Kernel:
         self.num_bytes = sum(math.prod(each.shape) * ITEM_BYTES.get(each.dtype, 1) for each in self.parts.values())
 
     @property
-    def form(self) -> Form:
-        """What it is made of."""
-        layout = self._layout
-        return Form(layout.kind, layout.block[1], layout.zero is not None, self.order is not None)
+    def kept_form(self) -> KeptForm | None:
+        """Its form, with what else kernels must have in common to be kept as one."""
+        if self.form is None:
+            return None
+        order = "" if self.order is None else hashlib.sha256(self.order.tobytes()).hexdigest()
+        return KeptForm(self.form, order, self._layout.is_turned)
+
+    @functools.cached_property
+    def form(self) -> Form | None:
+        """How it is kept in few bits; None if it must be restored, because its groups are not alike."""
+        layout, (_, wide), columns = self._layout, self._layout.block, self._layout.numbers.shape[-1]
+        group = None if wide >= columns else wide
+        if group is not None and (group not in KEPT_GROUPS or columns % group):
+            return None
+        if self.order is not None and (np.bincount(self.order, minlength=columns // wide) != wide).any():
+            return None
+        if columns % 2:
+            return None
+        return Form(
+            layout.kind,
+            group,
+            SCALE_TYPES.get(layout.scale.tensor.dtype, "float8_e8m0fnu"),
+            has_zero=layout.zero is not None,
+            has_factor=layout.factor is not None,
+            has_order=self.order is not None,
+        )
 
     @functools.cached_property
     def order(self) -> np.ndarray | None:
@@ -96,12 +127,10 @@ class Kernel:
         self._apply(np.multiply, restored, self._scale(lead, rows, columns), rows, columns)
         return np.ascontiguousarray(restored.swapaxes(-2, -1)) if layout.is_turned else restored
 
-    def kept(self, slices: tuple[slice, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """A slice in its few bits: numbers, scales, and zeros if it has them. The slice is one of [..., out, in].
+    def kept(self, slices: tuple[slice, ...]) -> Kept:
+        """A slice of [..., out, in] in its few bits, if it has a form: of whole groups, of all if there is an order.
 
-        Numbers of 4 bits are uint8 pairs, the even column in the lower bits: of int4 each number plus 8. Others are
-        int8 or e4m3. Scales are float32, and they and the zeros are [..., rows, groups]: the groups of the slice, or
-        all if there is an order. Zeros are in the numbers' form.
+        A factor that divides scales is turned over, which may change a scale in its last bit.
 
         Raises:
             ModelError: It is damaged.
@@ -110,11 +139,21 @@ class Kernel:
         *lead, rows, columns = (slice(*s.indices(n)[:2]) for s, n in zip(slices, layout.numbers.shape, strict=True))
         numbers = _numbers(layout.numbers, lead, rows, columns)
         zero = None if layout.zero is None else _numbers(layout.zero, lead, *self._blocks(rows, columns))
-        if layout.kind in ("int4", "e2m1"):
+        order = None if self.order is None else np.argsort(self.order, kind="stable").astype(np.int32)
+        numbers = numbers if order is None else numbers[..., order]
+        if layout.kind == "e4m3" and not np.isfinite(_E4M3[numbers.view(np.uint8)]).all():
+            raise ModelError(f"the numbers of {self._name} must be finite, but one is NaN; {DAMAGED}")
+        if layout.kind in NUMBERS_OF_4_BITS:
             numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
+            zero = None if zero is None else zero.astype(np.int8) - 8
         elif numbers.dtype == np.uint8:  # of int8, plus 128
             numbers, zero = ((each if each is None else (each ^ 128).view(np.int8)) for each in (numbers, zero))
-        return numbers, self._of_rows(self._scale(lead, rows, columns), rows), zero
+        self._scale(lead, rows, columns)  # for its checks
+        scale, factor = self._of_rows(_plain(layout.scale, lead, *self._blocks(rows, columns)), rows), None
+        if layout.factor is not None:
+            number = np.float32(layout.factor.read(()))
+            factor = np.full((*scale.shape[:-1], 1), 1 / number if layout.divides else number)
+        return Kept(numbers, scale, None if zero is None else self._of_rows(zero, rows), factor, order)
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_NUMBERS`."""

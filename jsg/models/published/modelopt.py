@@ -8,8 +8,7 @@ from jsg.models.published.record import Published, refuse_others, require_one_of
 GROUP = 16
 ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
 _FIELDS = (
-    "quant_algo ignore exclude_modules group_size config_groups quantized_layers producer kv_cache_scheme "
-    "kv_cache_quant_algo"
+    "quant_algo ignore exclude_modules group_size config_groups quantized_layers kv_cache_scheme kv_cache_quant_algo"
 )
 
 
@@ -19,8 +18,8 @@ def read(config: Fields) -> Published:
     Raises:
         FieldError: A field has another value than those that are supported.
     """
-    refuse_others(config, _FIELDS, "modelopt")
     algorithm = require_one_of(config, "quant_algo", *ALGORITHMS)
+    refuse_others(config, _FIELDS, "modelopt")
     if "NVFP4" in algorithm:
         require_one_of(config, "group_size", GROUP, default=GROUP)
     return Published(

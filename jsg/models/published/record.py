@@ -8,20 +8,46 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ModelError
 from jsg.fields import MAX_INTEGER, Fields
+from jsg.kernels_pallas.form import Form
 from jsg.models.published.layout import Group, Layout
 from jsg.models.without_effect import refuse_unknown
 
 COMMON = (".scale",)
 """Marks that tensors of other kinds have, too. They count if the kernel is there."""
+_MAKING = frozenset(
+    "quant_method producer meta quantizer tokenizer dataset batch_size seqlen nsamples iters iterations lr minmax_lr "
+    "amp damp_percent damp_auto_increment mse static_groups true_sequential act_group_aware gptaq hyb_act "
+    "model_seqlen model_name_or_path model_file_base_name block_name_to_quantize to_quant_block_names "
+    "module_name_preceding_first_block modules_in_block_to_quantize max_input_length pad_token_id cache_block_outputs "
+    "low_gpu_mem_usage gradient_accumulate_steps enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input "
+    "autoround_version data_type scale_dtype mock_quantization offload_to_disk offload_to_disk_path parallel_packing "
+    "device backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config use_exllama disable_exllama use_cuda_fp16 "
+    "global_compression_ratio".split()
+)
+"""Fields that say how a checkpoint was made, and how other programs compute with it."""
 UNREAD = re.compile(r".*[._](input|activation|output|q|k|v|kv)_(global_)?(scale|zero_point)(_ub)?")
 """Names of tensors that say how activations and cached keys and values are rounded. jsg does not round them so."""
 
 Rule = Callable[[str], str | None]
 """From the name of a module to the reason why a list means it, or None."""
+
+
+class KeptForm(NamedTuple):
+    """How a kernel can be kept in few bits. Those that make one parameter must be equal.
+
+    Attributes:
+        form: The form.
+        order: A word for the order of its inputs; empty if it has none.
+        is_turned: The model has it as [..., in, out].
+    """
+
+    form: Form
+    order: str
+    is_turned: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +146,7 @@ def expression_of(text: str) -> re.Pattern[str]:
 
 def refuse_others(config: Fields, known: str, what: str) -> None:
     """Raises FieldError for a field beside these, which may change what numbers mean. See `refuse_unknown`."""
-    refuse_unknown(config, {"quant_method", *known.split()}, what)
+    refuse_unknown(config, {*_MAKING, *known.split()}, what)
 
 
 def require_one_of(config: Fields, name: str, *values: Any, default: Any = None) -> Any:
