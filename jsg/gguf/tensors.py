@@ -94,7 +94,8 @@ def open_tensors(paths: Sequence[Path]) -> dict[str, GgufTensor]:
                 tensors |= {name.format(expert): GgufTensor(part, one) for expert, part in enumerate(data)}
                 continue
             is_one_more = architecture == "gemma3" and name.endswith("norm.weight")
-            tensors[name] = GgufTensor(data, place, heads.get(stored.split(".")[-2]), is_one_more=is_one_more)
+            which = stored.removesuffix(".bias").removesuffix(".weight").rpartition(".")[2]
+            tensors[name] = GgufTensor(data, place, heads.get(which), is_one_more=is_one_more)
     return tensors
 
 
