@@ -20,10 +20,9 @@ from jsg.errors import ModelError
 from jsg.kernels_pallas.inputs import SCALE_GROUP
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.build import build_model
 from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
-from jsg.models.llava import Llava
+from jsg.models.llava import Llava, build_model
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
 from jsg.models.quantise import Quantised, declare

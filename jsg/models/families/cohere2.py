@@ -27,7 +27,6 @@ FAMILY = PLAIN.variant(
     | {
         "layer_norm_eps": 1e-5,
         "logit_scale": 0.0625,
-        "attention_bias": False,
         "sliding_window_pattern": 4,
         "layer_types": None,
         "tie_word_embeddings": True,

@@ -13,7 +13,7 @@ FAMILY = PLAIN.variant(
         "eos_token_id": [151329, 151336, 151338],
     },
     attention={"qkv_bias": "attention_bias", "is_partial": True, "is_interleaved": True},
-    mlp={"is_fused": True},
+    mlp={"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"},
     norms={
         "before_attention": "input_layernorm",
         "after_attention": "post_self_attn_layernorm",

@@ -82,7 +82,6 @@ FAMILY = PLAIN.variant(
         "partial_rotary_factor": 0.5,
         "bos_token_id": None,
         "eos_token_id": None,
-        "attention_bias": False,
         "use_qk_norm": False,
         "n_routed_experts": 128,
         "n_shared_experts": 1,

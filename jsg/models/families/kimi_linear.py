@@ -9,11 +9,11 @@ from typing import Any
 from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import deepseek_v3, glm4_moe, glm4_moe_lite
 from jsg.models.families.qwen3_next import KINDS
 from jsg.models.family import sizes
 from jsg.models.spec import CAUSAL_PREFIXES, Mixer, ModelSpec
+from jsg.models.state_specs import DeltaSpec
 from jsg.models.without_effect import refuse_unknown
 
 SECTION = "linear_attn_config"

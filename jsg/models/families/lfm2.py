@@ -4,10 +4,10 @@ import dataclasses
 
 from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec
-from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.family import PLAIN, sizes
 from jsg.models.parts import FULL, MAX_TAPS, num_layers, read_attention, read_feed_forward, read_list, read_norm
 from jsg.models.spec import Mixer, ModelSpec
+from jsg.models.state_specs import ConvolutionSpec
 from jsg.models.wrapper import Wrapper
 
 CONV = "conv"
@@ -46,7 +46,7 @@ def mlp(config: Fields) -> FeedForwardSpec:
 
 def read_block(config: Fields) -> FeedForwardSpec:
     """A block of the width that the file gives."""
-    return dataclasses.replace(read_feed_forward(config), **FEED_FORWARD)
+    return read_feed_forward(config, **FEED_FORWARD)
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:

@@ -73,7 +73,6 @@ FAMILY = PLAIN.variant(
         "intermediate_size_mlp": 16384,
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
-        "attention_bias": False,
         "use_qk_norm": True,
         "no_rope_layers": None,
         "no_rope_layer_interval": 4,

@@ -10,6 +10,18 @@ from jsg.models.rope_fields import read_original, rope_section
 BETA = "llama_4_scaling_beta"
 OWN_ROPE_FIELDS = frozenset({BETA, "max_position_embeddings"})
 
+YARN = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    BETA: 0.1,
+}
+
 
 def attention(config: Fields) -> AttentionSpec:
     """Attention whose queries grow."""
@@ -27,17 +39,7 @@ FAMILY = mistral.FAMILY.variant(
     defaults=sizes(vocab=131072, layers=34, head_dim=128, context=262144, window=None)
     | {
         "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "type": "yarn",
-            "rope_theta": 1_000_000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            BETA: 0.1,
-        },
+        "rope_parameters": YARN,
     },
     attention=attention,
 )

@@ -5,7 +5,7 @@ from functools import partial
 from jsg.fields import Fields
 from jsg.models.block_spec import stacked
 from jsg.models.families import deepseek_v3, glm4_moe
-from jsg.models.families.ministral3 import BETA, OWN_ROPE_FIELDS, read_growth
+from jsg.models.families.ministral3 import OWN_ROPE_FIELDS, YARN, read_growth
 from jsg.models.family import sizes
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import rope_section
@@ -39,17 +39,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "topk_group": 1,
         "first_k_dense_replace": 0,
         "routed_scaling_factor": 1.0,
-        "rope_parameters": {
-            "type": "yarn",
-            "rope_theta": 10_000.0,
-            "factor": 128.0,
-            "original_max_position_embeddings": 8192,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            BETA: 0.1,
-        },
+        "rope_parameters": YARN | {"rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192},
     },
     without="num_nextn_predict_layers",
     ignored="head_dim qk_head_dim",

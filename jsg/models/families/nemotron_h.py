@@ -101,7 +101,6 @@ FAMILY = PLAIN.variant(
         "layers_block_type": None,
         "hybrid_override_pattern": "ME*-",
         "layer_norm_epsilon": 1e-5,
-        "mlp_bias": False,
         "mamba_num_heads": 128,
         "mamba_head_dim": 64,
         "n_groups": 8,

@@ -7,7 +7,6 @@ FAMILY = PLAIN.variant(
     defaults={
         "vocab_size": 50304,
         "rms_norm_eps": 1e-5,
-        "attention_bias": False,
         "bos_token_id": None,
         "eos_token_id": 50279,
     },

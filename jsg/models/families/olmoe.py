@@ -18,7 +18,6 @@ FAMILY = PLAIN.variant(
     defaults=sizes(vocab=50304, width=2048, inner=2048, layers=16, heads=16, context=4096, per_token=8)
     | {
         "rms_norm_eps": 1e-5,
-        "attention_bias": False,
         "num_experts": 64,
         "norm_topk_prob": False,
         "bos_token_id": None,

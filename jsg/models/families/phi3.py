@@ -35,5 +35,5 @@ FAMILY = PLAIN.variant(
     ignored="use_sliding_window full_attn_mod interpolate_factor",
     attention=attention,
     kinds=mistral.kinds,
-    mlp={"is_fused": True},
+    mlp={"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"},
 )

@@ -17,7 +17,6 @@ FAMILY = qwen2.FAMILY.variant(
     defaults=qwen2_moe.EXPERTS
     | sizes(width=2048, inner=6144, layers=24, kv_heads=4, expert_inner=768, per_token=8)
     | {
-        "attention_bias": False,
         "num_experts": 128,
     },
     without="max_window_layers layer_types",

@@ -8,7 +8,6 @@ FAMILY = PLAIN.variant(
     | {
         "attention_bias": True,
         "attention_out_bias": False,
-        "mlp_bias": False,
         "bos_token_id": 0,
     },
     attention={"qkv_bias": "attention_bias", "output_bias": "attention_out_bias"},
