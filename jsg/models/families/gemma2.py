@@ -6,7 +6,7 @@ from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_heads
 from jsg.models.rope_fields import read_rope
 from jsg.models.spec import ModelSpec
@@ -39,15 +39,13 @@ def _cap(config: Fields, name: str) -> float | None:
 
 FAMILY = PLAIN.variant(
     model_type="gemma2",
-    defaults=sizes(
+    defaults=usual(
         vocab=256000, width=2304, inner=9216, layers=26, heads=8, kv_heads=4, head_dim=256, context=8192, window=4096
     )
+    | usual(tied=True, bos=2, eos=1)
     | {
         "query_pre_attn_scalar": 256,
         "layer_types": None,
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },

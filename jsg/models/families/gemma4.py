@@ -17,7 +17,7 @@ from jsg.models.block_spec import (
     stacked,
 )
 from jsg.models.families import gemma2
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.spec import ModelSpec
 from jsg.models.wrapper import Wrapper
 
@@ -169,7 +169,7 @@ def _beside(config: Fields) -> BesideSpec | None:
 
 FAMILY = gemma2.FAMILY.variant(
     model_type="gemma4_text",
-    defaults=sizes(vocab=262144, layers=30, context=131072, window=512, expert_inner=None)
+    defaults=usual(vocab=262144, layers=30, context=131072, window=512, expert_inner=None)
     | {
         "rope_parameters": ROPES,
         "final_logit_softcapping": None,

@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, QueryScaleSpec
 from jsg.models.families import mistral
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.parts import read_attention
 from jsg.models.rope_fields import read_original, rope_section
 
@@ -36,7 +36,7 @@ def read_growth(config: Fields) -> QueryScaleSpec:
 
 FAMILY = mistral.FAMILY.variant(
     model_type="ministral3",
-    defaults=sizes(vocab=131072, layers=34, head_dim=128, context=262144, window=None)
+    defaults=usual(vocab=131072, layers=34, head_dim=128, context=262144, window=None)
     | {
         "rms_norm_eps": 1e-5,
         "rope_parameters": YARN,

@@ -6,7 +6,7 @@ from jsg.fields import Fields
 from jsg.models.block_spec import stacked
 from jsg.models.families import deepseek_v3, glm4_moe
 from jsg.models.families.ministral3 import OWN_ROPE_FIELDS, YARN, read_growth
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import rope_section
 
@@ -25,12 +25,11 @@ def attention(config: Fields) -> LatentSpec:
 FAMILY = deepseek_v3.FAMILY.variant(
     model_type="mistral4",
     only={},
-    defaults=sizes(
+    defaults=usual(
         vocab=131072, width=4096, inner=12288, layers=36, heads=32, kv_heads=32, context=1048576, per_token=4
     )
+    | usual(bos=1, eos=2)
     | {
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "q_lora_rank": 1024,
         "kv_lora_rank": 256,
         "qk_nope_head_dim": 64,
