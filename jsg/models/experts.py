@@ -20,7 +20,7 @@ from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
-from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project
+from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project, whole
 from jsg.models.origin import Origin, Source, of_experts
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups, on_first_of_group
 
@@ -36,15 +36,13 @@ class SparseFeedForward(nnx.Module):
         router, count = spec.router, spec.count
         kernel = Origin((Source(f"{prefix}.{router.name}.weight", (count, width)),), transposed=True)
         self.router = parameter((width, count), jnp.float32 if router.is_float32 else dtype, kernel)
-        bias = Origin((Source(f"{prefix}.{router.name}.bias", (count,)),))
-        self.router_bias = parameter((count,), dtype, bias) if router.has_bias else None
+        self.router_bias = whole(f"{prefix}.{router.name}.bias", (count,), dtype) if router.has_bias else None
         shape = (*(1,) * (router.choice_bias_axes - 1), count)
         bias = Origin((Source(f"{prefix}.{router.choice_bias}", shape),))
         self.choice_bias = parameter((count,), jnp.float32, bias) if router.choice_bias else None
 
         self.router_norm = RMSNorm(router.norm, f"{prefix}.", width, dtype) if router.norm else None
-        scale = Origin((Source(f"{prefix}.{router.expert_scale}", (count,)),))
-        self.expert_scale = parameter((count,), dtype, scale) if router.expert_scale else None
+        self.expert_scale = whole(f"{prefix}.{router.expert_scale}", (count,), dtype) if router.expert_scale else None
         turns, latent = 2 if spec.gate == spec.up else 1, spec.latent
         read_width = latent.width if latent else width
         ends = ((latent.into, width, read_width), (latent.out, read_width, width)) if latent else ()

@@ -23,10 +23,9 @@ from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.build import build_model
 from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
-from jsg.models.llava import Llava
+from jsg.models.llava import Llava, build_model
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
 from jsg.models.published.kernel import Kernel

@@ -25,11 +25,9 @@ from jsg.models.block_spec import (
     require_divisor,
     stacked,
 )
-from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.published.record import KeptForm, Published
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
 

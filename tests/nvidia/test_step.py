@@ -26,9 +26,9 @@ from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bound
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
-from jsg.models.delta_spec import HeadStates
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import FULL, LAYER_KINDS
+from jsg.models.state_specs import HeadStates
 from jsg.sched.buckets import BucketKey, Phase, make_deterministic_buckets
 from tests.models.published import PUBLISHED
 from tests.models.test_hybrid_shapes import granite, nemotron
