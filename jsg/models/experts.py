@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.inputs import GroupKernels
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
@@ -70,10 +71,16 @@ class SparseFeedForward(nnx.Module):
         self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
         self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared and shared.gate else None
 
-    def __call__(self, x: Float[Array, "T D"], judged: Float[Array, "T D"] | None = None) -> Float[Array, "T D"]:
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        judged: Float[Array, "T D"] | None = None,
+        *,
+        num_real: Int[Array, ""] | None = None,
+    ) -> Float[Array, "T D"]:
         """The block's result for each token. Copies are sorted by expert, and their results sorted back.
 
-        The router judges the same rows, or those that are given.
+        The router judges the same rows, or those that are given. Tokens behind `num_real` are padding.
         """
         num_own = self.spec.count // num_groups()
         first = first_expert(num_own)
@@ -84,6 +91,7 @@ class SparseFeedForward(nnx.Module):
             bias=bias,
             first=first,
             num_own=num_own,
+            num_real=num_real,
         )
         weights = routes.weights
         if self.expert_scale is not None:
@@ -91,17 +99,19 @@ class SparseFeedForward(nnx.Module):
             weights *= self.expert_scale[...].at[first + expert].get(mode="clip").astype(jnp.float32)
         if self.spec.router.rounds_weights:
             weights = weights.astype(x.dtype).astype(jnp.float32)
-        copies = x[routes.tokens]
+        rows, tokens = x, routes.tokens
         if self.spec.router.weighs_input:
-            copies = (_of_copies(routes, weights) * copies).astype(x.dtype)
+            rows, tokens = (_of_copies(routes, weights) * x[tokens]).astype(x.dtype), None
         gate, up, down = (
             None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
         opened = ((self.gate, gate), (self.up, up))
-        gate_up = [_grouped(copies, kernel, bias, routes.sizes) for kernel, bias in opened if kernel is not None]
-        inner = ops.gated(jnp.stack(gate_up, axis=1), self.spec.activation)
-        down = None if down is None else on_first_of_group(down)
-        made = _grouped(inner, self.down, down, routes.sizes)[routes.places]
+        kernels = [_of_groups(kernel, bias, x.dtype) for kernel, bias in opened if kernel is not None]
+        result = activation_result(x.dtype)
+        inner = ops.grouped_gated(rows, tokens, kernels, routes.sizes, self.spec.activation, result=result)
+        values, scale, down = _of_groups(self.down, None if down is None else on_first_of_group(down), x.dtype)
+        made = ops.grouped_matmul(inner, values, routes.sizes, scale=scale, bias=down, result=result)
+        made = made.astype(x.dtype)[routes.places]
         weighted = made if self.spec.router.weighs_input else weights[..., None] * made
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
@@ -131,9 +141,11 @@ class ExpertsBeside(nnx.Module):
         )
         self.experts = SparseFeedForward(spec.experts, prefix, width, dtype)
 
-    def __call__(self, x: Float[Array, "T D"], made: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    def __call__(
+        self, x: Float[Array, "T D"], made: Float[Array, "T D"], num_real: Int[Array, ""]
+    ) -> Float[Array, "T D"]:
         """What both add, of the residual stream and of what the block made."""
-        return self.after_block(made) + self.after(self.experts(self.before(x), x))
+        return self.after_block(made) + self.after(self.experts(self.before(x), x, num_real=num_real))
 
 
 def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "copies 1"]:
@@ -142,11 +154,9 @@ def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "co
     return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
 
 
-def _grouped(
-    rows: Float[Array, "R D"], kernels: nnx.Param, bias: Float[Array, "E F"] | None, sizes: Int[Array, " E"]
-) -> Float[Array, "R F"]:
-    stored, result = kernels.get_value(), activation_result(rows.dtype)
+def _of_groups(param: nnx.Param, bias: Float[Array, "E F"] | None, dtype: jax.typing.DTypeLike) -> GroupKernels:
+    """The kernels of all experts. Those in 4 bits are restored in this type."""
+    stored = param.get_value()
     if isinstance(stored, Quantised) and stored.is_grouped:
-        stored = stored.restored(rows.dtype)
-    values, scale = stored if isinstance(stored, Quantised) else (stored, None)
-    return ops.grouped_matmul(rows, values, sizes, scale=scale, bias=bias, result=result).astype(rows.dtype)
+        stored = stored.restored(dtype)
+    return GroupKernels(*stored, bias) if isinstance(stored, Quantised) else GroupKernels(stored, bias=bias)
