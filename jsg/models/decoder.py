@@ -213,8 +213,9 @@ class Layer(nnx.Module):
                 read = self.mlp_norm(x)
             else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
                 read = lax.optimization_barrier(read)
-            made = self.mlp(read)
-            made = made if self.beside is None else self.beside(added, made)
+            num_real = inputs.attention.num_tokens
+            made = self.mlp(read, num_real=num_real) if isinstance(self.mlp, SparseFeedForward) else self.mlp(read)
+            made = made if self.beside is None else self.beside(added, made, num_real)
             added += self._scaled(_normed(made, self.mlp_post_norm))
         x = added
         if self.own_input is not None and own is not None:
