@@ -26,6 +26,7 @@ from jsg.models.assemble import assemble
 from jsg.models.build import build_model
 from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
+from jsg.models.forms import GGUF_LINK
 from jsg.models.llava import Llava
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
@@ -124,7 +125,8 @@ def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> 
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    if config.names.published is None or not has_checkpoint(directory):
+    is_whole = config.names.published is None and not (directory / GGUF_LINK).exists()
+    if is_whole or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
         return dataclasses.replace(config, kept=checkpoint.forms())
