@@ -248,11 +248,17 @@ def _run_layer(
     return nnx.merge(graph, state)(x, inputs, turn, cache, own)
 
 
+def _forms(layer: Layer) -> tuple[Any, ...]:
+    """How each parameter of a layer is kept. A file may have some layers in fewer bits than others."""
+    params = jax.tree.leaves(nnx.state(layer), is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return tuple(jax.tree.structure(param.get_value()) for param in params)
+
+
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head. Implements `jsg.models.model.Model`.
 
-    Layers are unrolled and not scanned, because a scan would copy the pool. Layers of equal records, which differ only
-    in their parameters, are traced once, with the parameters of each in place of those of the first.
+    Layers are unrolled and not scanned, because a scan would copy the pool. Layers of equal records, with kernels kept
+    alike, differ only in their parameters. They are traced once, with those of each in place of those of the first.
     """
 
     def __init__(self, spec: ModelSpec, dtype: jax.typing.DTypeLike):
@@ -285,9 +291,10 @@ class Decoder(nnx.Module):
             angles = attention.rope, attention.head_dim
             if angles not in turns:
                 turns[angles] = rotation(inputs.positions, *angles)
-            if layer.spec not in kinds:
-                kinds[layer.spec] = nnx.split(layer)
-            graph, state = kinds[layer.spec]
+            kind = layer.spec, _forms(layer)
+            if kind not in kinds:
+                kinds[kind] = nnx.split(layer)
+            graph, state = kinds[kind]
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
             places.append(i if layer.spec.kv_source is None else places[layer.spec.kv_source])
             group, given = groups[of_layers[i] if has_keys else 0], None if own is None else own[:, len(places) - 1]

@@ -25,6 +25,7 @@ from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
 from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
+from jsg.models.forms import GGUF_LINK
 from jsg.models.llava import Llava, build_model
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
@@ -123,7 +124,8 @@ def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> 
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    if config.names.published is None or not has_checkpoint(directory):
+    is_whole = config.names.published is None and not (directory / GGUF_LINK).exists()
+    if is_whole or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
         return dataclasses.replace(config, names=dataclasses.replace(config.names, kept=checkpoint.forms()))
