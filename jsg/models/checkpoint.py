@@ -19,7 +19,8 @@ import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import read_json
-from jsg.gguf import tensors as gguf_tensors
+from jsg.gguf.tensors import GgufTensor, open_tensors
+from jsg.kernels_pallas.form import Form
 from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
 from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
@@ -184,8 +185,8 @@ class Checkpoint:
     def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:
         """A slice of [..., out, in] of a kernel that has a form, in its few bits. See `read`."""
         _, tensor = self._stored[name]
-        assert isinstance(tensor, Kernel), "a tensor with a form"
-        kept = tensor.kept(slices)
+        assert isinstance(tensor, Kernel | GgufTensor), "a tensor with a form"
+        kept = tensor.kept(slices) if isinstance(tensor, Kernel) else Kept(*tensor.kept(slices), None, None, None)
         with self._lock:
             self.num_bytes_read += kept.numbers.nbytes + kept.scale.nbytes
         return kept
@@ -196,8 +197,12 @@ class Checkpoint:
 
     def forms(self) -> dict[str, KeptForm]:
         """How kernels are kept in few bits, by name, of those that can be."""
-        kernels = {name: tensor for name, (_, tensor) in self._stored.items() if isinstance(tensor, Kernel)}
-        forms = {name: kernel.kept_form for name, kernel in kernels.items()}
+        forms: dict[str, KeptForm | None] = {}
+        for name, (_, tensor) in self._stored.items():
+            if isinstance(tensor, Kernel):
+                forms[name] = tensor.kept_form
+            elif isinstance(tensor, GgufTensor) and tensor.form is not None:
+                forms[name] = KeptForm(Form(*tensor.form), order="", is_turned=False)
         return {name: form for name, form in forms.items() if form is not None}
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
@@ -268,7 +273,7 @@ def open_checkpoint(directory: Path, names: TensorNames = AS_STORED, kind: str =
         elif form == "orbax":
             tensors = orbax_checkpoint.open_tensors(directory)
         else:
-            tensors = gguf_tensors.open_tensors(sorted(directory.glob(f"{GGUF_LINK}*")))
+            tensors = open_tensors(sorted(directory.glob(f"{GGUF_LINK}*")))
         if names.published is not None:
             tensors = restored(tensors, names.published, names.here)
         yield Checkpoint(tensors, names)

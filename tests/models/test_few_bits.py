@@ -160,6 +160,7 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
         "NaN of 8": (FORMS["nvfp4"], changed("k_proj.weight_scale", with_nan), "scales of .*k_proj.weight must be fin"),
         "NaN of bytes": (FORMS["fp8 bytes"], changed("k_proj.weight_scale_inv", with_nan), "must be finite"),
         "factor": (FORMS["nvfp4"], changed("k_proj.weight_global_scale", np.zeros_like), "must be finite"),
+        "empty": (FORMS["gptq"], changed("k_proj.qweight", lambda x: x[:0]), "k_proj.qweight must have numbers, but"),
         "far group": (FORMS["gptq order"], changed("k_proj.g_idx", far), r"columns of .*k_proj.* in \[0, 2\), .*77"),
         "skipped": (
             Form({**FORMS["fp8"].config, "modules_to_not_convert": ["down_proj"]}, FORMS["fp8"].pack),
