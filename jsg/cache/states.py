@@ -17,7 +17,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 
 SLOT_TERMS = ("free", "running", "evictable", "locked")
-"""What slots are, each exactly one of these."""
+"""What slots are, each exactly one of these. A running request writes its own, and may read locked ones."""
 SEARCHED_AT_ONCE = 1024
 """Pages of a prefix in which the last state is looked for at a time, from its end."""
 PASSED, USUAL, SHARED = range(3)

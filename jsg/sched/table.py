@@ -101,11 +101,6 @@ class RequestTable:
         return self._cache.page_size
 
     @property
-    def has_states(self) -> bool:
-        """Whether the model keeps a state of each request, in a slot of the request's placement."""
-        return self.slots is not None
-
-    @property
     def maps(self) -> tuple[np.ndarray | None, ...]:
         """See `PageAllocator`."""
         return self._allocator.maps
@@ -173,7 +168,7 @@ class RequestTable:
         place = Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
         for states in self.states:
             states.admit(place, match)
-        if self.has_states:
+        if self.slots is not None:
             place.state.points = self._points(running, num_usable, num_cached)
         return place
 
@@ -193,7 +188,7 @@ class RequestTable:
     @property
     def _reads_again(self) -> bool:
         """Whether a last token can run that the state has already. Windows would see one token more then."""
-        return self.has_states and self.page_size == 1 and not self.windows
+        return self.slots is not None and self.page_size == 1 and not self.windows
 
     def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, int]:
         """See `RowState.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
@@ -206,12 +201,8 @@ class RequestTable:
             common = min(running.watch.group.common(running.watch, self.page_size), running.num_known)
             points |= {end: 2 for end in (num_cached, common) if end - num_usable >= LEAST_AGAIN}
         most = running.num_known if self._reads_again else max(running.match_limit, running.num_prompt - 1)
-        found: dict[int, int] = {}
-        for end in sorted(points):
-            last = min(end, most) // self.page_size * self.page_size
-            if last > num_usable:
-                found[last] = max(points[end], found.get(last, 0))
-        return found
+        rounded = sorted((min(end, most) // self.page_size * self.page_size, count) for end, count in points.items())
+        return {end: count for end, count in rounded if end > num_usable}  # of equal ends the largest count
 
     def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
         """Keeps the state after the last dispatched token of a row for other requests, if the model has states."""
