@@ -16,12 +16,12 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
 from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project, whole
 from jsg.models.origin import Origin, Source, of_experts
-from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups, on_first_of_group
 
 
@@ -157,7 +157,7 @@ def _grouped(
     rows: Float[Array, "R D"], kernels: nnx.Param, bias: Float[Array, "E F"] | None, sizes: Int[Array, " E"]
 ) -> Float[Array, "R F"]:
     stored, result = kernels.get_value(), activation_result(rows.dtype)
-    if isinstance(stored, Quantised) and stored.is_grouped:
+    if isinstance(stored, Quantised) and not stored.form.scales_columns:
         stored = stored.restored(rows.dtype)
-    values, scale = stored if isinstance(stored, Quantised) else (stored, None)
+    values, scale = (stored.values, stored.wide_scale) if isinstance(stored, Quantised) else (stored, None)
     return ops.grouped_matmul(rows, values, sizes, scale=scale, bias=bias, result=result).astype(rows.dtype)

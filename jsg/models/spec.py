@@ -26,6 +26,7 @@ from jsg.models.block_spec import (
     stacked,
 )
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.published.record import KeptForm, Published
 from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
@@ -33,15 +34,17 @@ from jsg.window import Window
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """How the tensors of a checkpoint are named in the modules here.
+    """How the tensors of a checkpoint are named in the modules here, and how its kernels are stored.
 
     Attributes:
         prefixes: The beginning of a name in the files → what the modules have there. The longest that fits counts.
         unread: A pattern of whole names in the modules, of tensors that may be there and no module reads.
+        published: How kernels are quantised; None if they are not.
     """
 
     prefixes: Mapping[str, str]
     unread: str = "(?!)"
+    published: Published | None = None
 
     def here(self, stored: str) -> str:
         """The name in the modules of a tensor of the files."""
@@ -57,6 +60,8 @@ Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec | N
 """What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
 `state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
 
+AS_STORED = TensorNames(prefixes={})
+"""Modules have the names of the files."""
 CAUSAL_PREFIXES = {part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
 """Those of the names of a text model. One that was saved without its head lacks the part around the layers, too."""
 
@@ -133,8 +138,9 @@ class ModelSpec:
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
         vision: The vision half; None for a text model.
-        names: How its tensors are named in a checkpoint.
+        names: How its tensors are named and stored in a checkpoint.
         notes: What the file says and the model does not follow, a sentence each, for the log.
+        kept: Names of the checkpoint's kernels that can be kept in its few bits → how.
     """
 
     architecture: str
@@ -152,6 +158,7 @@ class ModelSpec:
     vision: VisionConfig | None = None
     names: TensorNames = dataclasses.field(default=TensorNames(prefixes=CAUSAL_PREFIXES), repr=False, compare=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    kept: Mapping[str, KeptForm] = dataclasses.field(default_factory=dict, hash=False)
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":
         """The same model for several devices. Key-value heads are repeated until each device has one.

@@ -8,12 +8,12 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jsg.errors import ModelError
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.clip import VisionTower, unread_tensors
 from jsg.models.config import read_spec
 from jsg.models.families.llava import WRAPPER
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model
-from jsg.models.quantise import Quantised
 from jsg.models.spec import ModelSpec, TensorNames
 from tests.golden.vision_variants import LAYOUTS, VISION_VARIANTS, vision_tensors, write_vision_checkpoint
 from tests.kernels_pallas.definition import QUICKLY

@@ -80,7 +80,7 @@ def changed_half(half: dict[str, Any], **fields: Any) -> dict[str, Any]:
         (changed_half({"attn_logit_softcapping": 3.0}), "text_config: MistralForCausalLM has no field"),
         (changed_half({}, is_causal=False), "is_causal must be true"),
         (changed_half({}, logit_factor=3.0), "Mistral3ForConditionalGeneration has no field 'logit_factor'"),
-        (changed_half({"quantization_config": {"quant_method": "fp8"}}), "text_config: quantization_config"),
+        (changed_half({"quantization_config": {"quant_method": "hqq"}}), "text_config: quantization_config"),
     ],
 )
 def test_what_may_change_answers_is_refused(tmp_path, file, named):

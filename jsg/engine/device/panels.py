@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import PANEL_WIDTH, TOGETHER, Panels
 from jsg.models.in_place import empty
 from jsg.models.layers import Embedding
-from jsg.models.quantise import Quantised
 
 
 def lay_out(model: nnx.Module) -> None:
@@ -32,13 +32,29 @@ _Kernel = jax.Array | jax.ShapeDtypeStruct | Quantised
 
 def _laid_out(value: _Kernel, *, is_table: bool) -> _Kernel | Panels:
     """A kernel [D, *out], or a table [out, D], in panels."""
-    numbers, scale = value if isinstance(value, Quantised) else (value, None)
+    numbers, form = (value.values, value.form) if isinstance(value, Quantised) else (value, None)
     depth = numbers.shape[-1] if is_table else numbers.shape[0]
-    together = TOGETHER.get(str(numbers.dtype))
+    together = TOGETHER.get(form.numbers if form else str(numbers.dtype))
     if together is None or numbers.size // depth % PANEL_WIDTH or depth % together:
         return value
     laid_out = _in_panels(numbers, depth, together, is_table=is_table)
-    return Panels(laid_out, None if scale is None else _in_panels(scale, scale.shape[0], 1, is_table=False))
+    if not isinstance(value, Quantised):
+        return Panels(laid_out)
+    is_whole = value.scale.shape[0] == 1 and value.zero is None
+    beside = (None if is_whole else value.scale, value.zero, _of_columns(value, is_whole=is_whole))
+    in_panels = [None if each is None else _in_panels(each, each.shape[0], 1, is_table=False) for each in beside]
+    return Panels(laid_out, form, *in_panels, value.order)
+
+
+def _of_columns(kernel: Quantised, *, is_whole: bool) -> Any:
+    """What multiplies the sum of each column, in float32, or the shape of that; None for nothing."""
+    if not is_whole and kernel.factor is None:
+        return None
+    shape = (1, *kernel.scale.shape[1:])
+    if isinstance(kernel.scale, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, np.float32)
+    scale = np.asarray(kernel.scale if is_whole else np.ones(shape), np.float32)
+    return scale if kernel.factor is None else scale * np.asarray(kernel.factor)
 
 
 def _in_panels(numbers: Any, depth: int, together: int, *, is_table: bool) -> Any:
