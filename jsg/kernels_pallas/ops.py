@@ -308,14 +308,25 @@ def short_convolution(
     return out, reference_convolution.last_inputs(x, inputs, pieces)
 
 
-def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
+def matmul(
+    x: Float[Array, "T D"],
+    kernel: Panels,
+    result: jax.typing.DTypeLike = jnp.float32,
+    sizes: Int[Array, " E"] | None = None,
+) -> Float[Array, "T F"]:
     """x · kernel on a CPU, summed in float32 and rounded to `result`, float32 or bfloat16.
 
     Each result is summed over D in an order that does not depend on the other rows.
+
+    Args:
+        x: The rows.
+        kernel: The kernel, or those of several experts.
+        result: Type of the result.
+        sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
     """
     from jsg.kernels_pallas.native import matmul as native
 
-    return native.matmul(x, kernel, result)
+    return native.matmul(x, kernel, result, sizes)
 
 
 def gated(

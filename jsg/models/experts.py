@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.inputs import Panels
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
@@ -146,6 +147,10 @@ def _grouped(
     rows: Float[Array, "R D"], kernels: nnx.Param, bias: Float[Array, "E F"] | None, sizes: Int[Array, " E"]
 ) -> Float[Array, "R F"]:
     stored, result = kernels.get_value(), activation_result(rows.dtype)
+    if isinstance(stored, Panels):
+        made = ops.matmul(rows, stored, result, sizes)
+        group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
+        return (made if bias is None else made + bias[group]).astype(rows.dtype)
     if isinstance(stored, Quantised) and not stored.form.scales_columns:
         stored = stored.restored(rows.dtype)
     values, scale = (stored.values, stored.wide_scale) if isinstance(stored, Quantised) else (stored, None)
