@@ -43,7 +43,8 @@ class EngineConfig:
     """Options of the engine."""
 
     model_path: str = _knob(
-        "tiny", "The model: a directory, a name on the Hugging Face hub, or the embedded 'tiny' or 'tiny-vision'."
+        "tiny",
+        "The model: a directory, a GGUF file, a name on the Hugging Face hub, or the embedded 'tiny' or 'tiny-vision'.",
     )
     tokenizer_path: str | None = _knob(
         None, "The directory or hub name of the tokenizer. Default: the tokenizer of the model."

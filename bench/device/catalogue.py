@@ -105,6 +105,13 @@ PARTS: Mapping[str, Entry] = {
         ops=("paged_attention",),
         figures=("attention_batches", "attention_contexts"),
     ),
+    "states": Entry(
+        "linear attention of one layer alone, in decode and for prompts",
+        120,
+        "bench.device.states:measure",
+        ops=("gated_delta",),
+        figures=("batches", "state_prompts"),
+    ),
     "engine": Entry("requests through the engine", 180, "bench.device.engine:measure", ops=STEP, figures=LOADS),
     "torch-static": _torch("transformers' generate with a static cache, compiled", 100, "context", "alone_tokens"),
     "torch-generate": _torch("its generate with SDPA", 90, "concurrent", "shared"),

@@ -4,7 +4,7 @@ import numpy as np
 
 from bench.device.events import Part
 
-MAX_ERROR = {"float32": 5e-3, "bfloat16": 5e-2}
+MAX_ERROR = {"float32": 5e-3, "float16": 2e-2, "bfloat16": 5e-2}
 """The largest error of results of about 1, by type. An accelerator may multiply float32 in a shorter type."""
 
 

@@ -13,6 +13,7 @@ OPS_OF_KERNELS = {
     "expert_routes": "expert_routes",
     "grouped_matmul": "grouped_matmul",
     "token_threshold": "kept_threshold",
+    "delta": "gated_delta",
     "gated": "gated",
 }
 """The operation of `jsg.kernels_pallas.ops` that calls a kernel, by a part of the kernel's name."""

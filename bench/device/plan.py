@@ -63,6 +63,8 @@ class Plan:
         expert_tokens: Numbers of tokens that choose among the experts.
         product_rows: Numbers of rows that are multiplied with 8-bit kernels and with longer ones.
         images: The config.json of a vision model, for its encoder.
+        states: By model, the sizes of a layer that keeps a state of each request: see `bench.device.states.Layer`.
+        state_prompts: Lengths of the prompts of such a layer.
         is_for_accelerators: Whether the project's targets are for this shape, for which a CPU would take hours.
     """
 
@@ -92,6 +94,8 @@ class Plan:
     expert_tokens: tuple[int, ...]
     product_rows: tuple[int, ...]
     images: dict[str, Any]
+    states: dict[str, dict[str, Any]]
+    state_prompts: tuple[int, ...]
     is_for_accelerators: bool = False
 
     @property
@@ -154,6 +158,13 @@ class Plan:
 SHORT_TEXT = {"num_hidden_layers": 1, "vocab_size": 1024}
 """Changes to the text model where only an encoder is measured, for which just the width of its rows matters."""
 
+PUBLISHED_STATES: dict[str, dict[str, Any]] = {
+    "Qwen3.5-9B": {"key_heads": 16, "heads": 32, "keys": 128, "values": 128, "rule": "delta"},
+    "Nemotron-3-Nano": {"key_heads": 8, "heads": 64, "keys": 128, "values": 64, "rule": "scan"},
+    "Kimi-Linear": {"key_heads": 32, "heads": 32, "keys": 128, "values": 128, "rule": "channels"},
+}
+SMALL = {"key_heads": 1, "heads": 2, "keys": 16, "values": 16}
+
 ACCELERATOR = Plan(
     name="8b",
     shape=LLAMA_8B,
@@ -181,6 +192,8 @@ ACCELERATOR = Plan(
     expert_tokens=(8, 32, 256, 8192),
     product_rows=(8, 32, 256, 2048),
     images=llava_next_video(MISTRAL_7B | SHORT_TEXT, CLIP_L_336),
+    states=PUBLISHED_STATES,
+    state_prompts=(512, 4096),
     is_for_accelerators=True,
 )
 CPU = Plan(
@@ -210,6 +223,8 @@ CPU = Plan(
     expert_tokens=(1, 32, 256),
     product_rows=(1, 32, 256),
     images=llava_next_video(LLAMA_100M | SHORT_TEXT, CLIP_B),
+    states={"delta": PUBLISHED_STATES["Qwen3.5-9B"]},
+    state_prompts=(256,),
 )
 TRIAL = Plan(
     name="trial",
@@ -238,5 +253,7 @@ TRIAL = Plan(
     expert_tokens=(24,),
     product_rows=(4,),
     images=llava_next_video(LLAMA_SMALL | SHORT_TEXT, CLIP_SMALL),
+    states={each["rule"]: each | SMALL for each in PUBLISHED_STATES.values()},
+    state_prompts=(70,),
 )
 PLANS = {plan.name: plan for plan in (ACCELERATOR, CPU, TRIAL)}

@@ -42,7 +42,7 @@ class Row:
 def targets(figures: Sequence[Figure]) -> list[Row]:
     """A row for each target whose figures were measured, on any device and shape."""
     found = Figures(figures)
-    rows = (_steps, _attention, _engine, _torch, _vllm, _start)
+    rows = (_steps, _attention, _states, _engine, _torch, _vllm, _start)
     return [row for each in rows for row in each(found)]
 
 
@@ -119,6 +119,13 @@ def _attention(found: Figures) -> Iterator[Row]:
     if (empty := found.first(kind="attention-cascade", case="nothing shared")) is not None:
         ratio = empty.facts["times_plain"]
         yield Row("cascade with nothing to share", f"{empty.smallest:.1f} us", 1 / ratio, 1 / 1.02, f"x {ratio:.3f}")
+
+
+def _states(found: Figures) -> Iterator[Row]:
+    for figure in found.all(kind="states", length=1):
+        if "floor" in figure.facts:
+            floor = f"floor {1e3 * figure.facts['floor']:.1f} us"
+            yield Row(figure.name, f"{1e3 * figure.smallest:.1f} us", figure.facts["of_floor"], 1 / 1.15, floor)
 
 
 def _engine(found: Figures) -> Iterator[Row]:

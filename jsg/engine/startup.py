@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jsg.cache.pool import HEADS_AXIS, make_pool, make_states
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import kinds_of, make_allocator
+from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
@@ -231,7 +231,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     num_slots = (settings.max_running, plan.num_states) if settings.model.state_shapes else None
     allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups, num_slots=num_slots)
     info = _info(settings, plan)
-    cache = RadixCache(size, allocator, kinds=kinds_of(allocator), enabled=info.caches_prefixes)
+    cache = RadixCache(size, allocator, enabled=info.caches_prefixes)
     kernels.wait()
     lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(

@@ -332,6 +332,18 @@ def arguments_of(item: Any, index: int) -> Arguments:
     )
 
 
+def texts_of(arguments: Any) -> frozenset[str]:
+    """Gives the texts among the arguments of a run, in its lists and dicts too."""
+    match arguments:
+        case str():
+            return frozenset((arguments,)) if arguments else frozenset()
+        case Mapping():
+            return texts_of(list(arguments.values()))
+        case list() | tuple():
+            return frozenset().union(*map(texts_of, arguments))
+    return frozenset()
+
+
 def num_workers(num_threads: int | Literal["auto"], work: Work[Any]) -> int:
     """Gives how many runs are under way at a time. Raises ProgramError for a `num_threads` that is no such number."""
     num_items = work.size

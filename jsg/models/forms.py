@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from jsg.errors import ModelError
+from jsg.gguf.folder import LINK as GGUF_LINK
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -17,7 +18,8 @@ _FOREIGN: Mapping[str, str] = {
         "a LoRA adapter and no whole model; merge it into its base model (peft's merge_and_unload, then "
         "save_pretrained) and serve the result"
     ),
-    "*.gguf ggml*.bin": "GGUF, the form of llama.cpp; take the checkpoint in safetensors that it was made of",
+    "*.gguf": "GGUF, the form of llama.cpp; name one file on this machine, which is then read without --load-format",
+    "ggml*.bin": "in the form of llama.cpp before GGUF; take the checkpoint in safetensors that it was made of",
     "params.json consolidated*": (
         "in the own form of Mistral or Meta (params.json, consolidated weights); take a checkpoint for transformers, "
         "which has config.json and model.safetensors"
@@ -49,11 +51,11 @@ matches counts."""
 
 
 def has_weights(files: Iterable[str]) -> bool:
-    """Whether there is a checkpoint of either form among these names."""
-    return not {SINGLE_FILE, INDEX_FILE, ORBAX_MANIFEST, ORBAX_FOLDER}.isdisjoint(files)
+    """Whether there is a checkpoint of any form among these names."""
+    return not {SINGLE_FILE, INDEX_FILE, ORBAX_MANIFEST, ORBAX_FOLDER, GGUF_LINK}.isdisjoint(files)
 
 
-def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["safetensors", "orbax"]:
+def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["safetensors", "orbax", "gguf"]:
     """Which checkpoint a model has.
 
     Args:
@@ -67,6 +69,8 @@ def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["sa
     tops = {path.parts[0] for path in paths if path.parts}
     has_safetensors = bool({SINGLE_FILE, INDEX_FILE} & tops)
     has_orbax = bool({ORBAX_MANIFEST, ORBAX_FOLDER} & tops)
+    if load_format not in _WANTED and GGUF_LINK in tops:
+        return "gguf"
     if load_format not in _WANTED and has_safetensors and has_orbax:
         raise ModelError(
             "a model must have one checkpoint, but has safetensors and orbax; say which with --load-format"

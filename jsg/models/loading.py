@@ -18,14 +18,15 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jsg.errors import ModelError
+from jsg.gguf.tensors import GgufTensor
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.build import build_model
 from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
-from jsg.models.llava import Llava
+from jsg.models.forms import GGUF_LINK
+from jsg.models.llava import Llava, build_model
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
 from jsg.models.published.kernel import Kernel
@@ -123,7 +124,8 @@ def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> 
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    if config.names.published is None or not has_checkpoint(directory):
+    is_whole = config.names.published is None and not (directory / GGUF_LINK).exists()
+    if is_whole or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
         return dataclasses.replace(config, names=dataclasses.replace(config.names, kept=checkpoint.forms()))
@@ -131,13 +133,14 @@ def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> 
 
 def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.DTypeLike) -> None:
     """Says how many bytes the kernels take that are restored."""
-    shapes = {
+    names = {
         source.name
         for param in _parameters(model)
         if not isinstance(param.get_value(), Quantised)
         for source in param.get_metadata("origin").sources
     }
-    kernels = [tensor for name, _, tensor in checkpoint.stored() if isinstance(tensor, Kernel) and name in shapes]
+    stored = [tensor for name, _, tensor in checkpoint.stored() if name in names]
+    kernels = [tensor for tensor in stored if isinstance(tensor, Kernel | GgufTensor) and tensor.num_bytes]
     if kernels:
         num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
         logger.info(

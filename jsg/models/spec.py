@@ -20,16 +20,14 @@ from jsg.models.block_spec import (
     LayerInputSpec,
     NoMixer,
     NormSpec,
-    StackSpec,
     StateMixer,
     StateShape,
     require_divisor,
+    stacked,
 )
-from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.published.record import KeptForm, Published
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
 
@@ -66,10 +64,8 @@ Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec | N
 
 AS_STORED = TensorNames(prefixes={})
 """Modules have the names of the files."""
-CAUSAL_NAMES = TensorNames(
-    prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
-)
-"""Those of a text model. One that was saved without its head lacks the part around the layers, too."""
+CAUSAL_PREFIXES = {part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
+"""Those of the names of a text model. One that was saved without its head lacks the part around the layers, too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +157,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
-    names: TensorNames = dataclasses.field(default=CAUSAL_NAMES, repr=False, compare=False)
+    names: TensorNames = dataclasses.field(default=TensorNames(prefixes=CAUSAL_PREFIXES), repr=False, compare=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":
@@ -212,11 +208,10 @@ class ModelSpec:
 
         def stored(index: int, layer: LayerSpec) -> LayerSpec:
             mlp = layer.mlp
-            joint, down = (f"mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
-            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{joint}"):
+            own = stacked("mlp.experts")
+            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{own['gate']}"):
                 return layer
-            mlp = dataclasses.replace(mlp, gate=joint, up=joint, down=down, stack=StackSpec(suffix=""))
-            return dataclasses.replace(layer, mlp=mlp)
+            return dataclasses.replace(layer, mlp=dataclasses.replace(mlp, **own))
 
         return dataclasses.replace(self, layers=tuple(stored(i, layer) for i, layer in enumerate(self.layers)))
 

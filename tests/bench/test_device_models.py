@@ -4,6 +4,7 @@ Some tests make some results wrong, so that they see both sides. One of them, of
 all parts compare with the same code, and what is costly is to compile theirs.
 """
 
+import dataclasses
 import io
 import json
 import pathlib
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bench.device import encoder, experts, quantised
+from bench.device import encoder, experts, quantised, states
 from bench.device.events import Part
 from bench.device.plan import PLANS, TRIAL, Plan
 from bench.shapes import write_model
@@ -121,6 +122,38 @@ def test_a_kernel_without_its_scale_is_told(part: Noted, monkeypatch: pytest.Mon
         quantised.measure(part)
     assert [error["is_right"] for error in part.figures("error")] == [True, False, False]
     check_floors(part.figures("quantised"))
+
+
+@pytest.mark.slow
+def test_linear_attention_is_compared_and_timed(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    """With the kernels for NVIDIA, in interpret mode: rows of each rule, and prompts in both types of a card."""
+    monkeypatch.setattr(ops, "best_implementation", lambda: "triton")
+    part.plan = dataclasses.replace(TRIAL, dtype="bfloat16", attention_calls=1, is_for_accelerators=True)
+    states.measure(part)
+    assert [error["is_right"] for error in part.figures("error")] == [True] * 12
+    figures = part.figures("states")
+    assert [(figure["rows"], figure["dtype"]) for figure in figures if figure["rule"] == "delta"] == [
+        *((rows, "bfloat16") for rows in TRIAL.batches),
+        (1, "bfloat16"),
+        (1, "float16"),
+    ]
+    check_floors(figures)
+    one, rows = (next(x["num_bytes"] for x in figures if x["rows"] == count) for count in (1, 4))
+    assert rows == 4 * one == 4 * (2 * (4 * 2 * 16 * 16 + 4 * 2 * 64) + 2 * (64 + 32 + 32))
+
+
+def test_a_state_that_is_not_written_is_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    right = ops.gated_delta
+
+    def wrong(*given, implementation=None, **options):
+        out, cache = right(*given, implementation="reference", **options)
+        return out, cache if implementation else cache._replace(states=given[3].states)
+
+    monkeypatch.setattr(ops, "gated_delta", wrong)
+    rules = {"delta": TRIAL.states["delta"]}
+    part.plan = dataclasses.replace(TRIAL, states=rules, batches=(1,), state_prompts=())
+    with pytest.raises(ArithmeticError, match="wrong on this device: states of delta, 1 rows: error"):
+        states.measure(part)
 
 
 @pytest.mark.slow

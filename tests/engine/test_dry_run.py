@@ -167,7 +167,7 @@ def test_all_that_is_wrong_is_said_and_the_rest_is_sized(tmp_path):
 @pytest.mark.parametrize(
     ("config", "files", "named"),
     [
-        ({"architectures": ["XForCausalLM"], "quantization": {"bits": 4}}, ["a.gguf"], ("'XF", "quant_method", "GGUF")),
+        ({"architectures": ["XForCausalLM"], "quantization": {"bits": 4}}, ["a.onnx"], ("'XF", "quant_method", "ONNX")),
         (LLAMA_8B, ["pytorch_model.bin"], ("pickles",)),
         (LLAMA_8B | {"rms_norm_eps": "x", "head_dim": 127}, ["README.md"], ("head_dim", "rms_norm_eps")),
         (LLAMA_8B | {"model_type": "gpt2"}, [], ("model_type",)),

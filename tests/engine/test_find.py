@@ -54,10 +54,11 @@ QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "but is 'gemv'"),
     "bnb": ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "'bitsandbytes'"),
     "fp8": ({"quantization_config": {**FP8, "fmt": "e5m2"}}, "fmt must be e4m3 or float8_e4m3fn, but is 'e5m2'"),
+    "no list": ({"quantization_config": {**FP8, "modules_to_not_convert": "lm_head"}}, "be a list of names of modules"),
     "fp8 unknown": ({"quantization_config": {**FP8, "hadamard": 64}}, "fp8 has no field 'hadamard'"),
     "fbgemm": ({"quantization_config": {"quant_method": "fbgemm_fp8", "transposed": True}}, "'transposed'"),
     "packed": ({"quantization_config": PACKED}, "config_groups must name a group, but is absent or null"),
-    "mxfp4": ({"quantization_config": {**PACKED, "config_groups": {"a": _FLOAT4}}}, "format must be nvfp4-pack-quant"),
+    "mxfp4": ({"quantization_config": {**PACKED, "config_groups": {"a": _FLOAT4}}}, "group_size must be 16 .* NVFP4"),
     "sparse": ({"quantization_config": {**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}}, "-bitmask'"),
     "old llm-compressor": ({"compression_config": {"format": "float-quantized"}}, "compression_config"),
     "exl2": ({"quantization_config": {"quant_method": "exl2", "bits": 4.0}}, "'exl2'"),
@@ -124,7 +125,6 @@ def test_quantised_weights_of_a_served_family_are_refused_by_field_and_value(tmp
 @pytest.mark.parametrize(
     ("files", "named"),
     [
-        (["a-Q4_K_M.gguf", "a-Q8_0.gguf"], "GGUF"),
         (["adapter_config.json", "adapter_model.safetensors", "training_args.bin"], "LoRA adapter.*merge_and_unload"),
         (["adapter_config.json", "adapter_model.bin", "tokenizer.json"], "LoRA adapter"),
         (["params.json", "consolidated.safetensors", "tekken.json"], "own form of Mistral"),

@@ -27,10 +27,11 @@ Packer = Callable[[np.random.Generator, str, tuple[int, ...]], tuple[Tensors, np
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """A format: the fields of `quantization_config`, and what packs a kernel of a name and a shape [out, in]."""
+    """A format: the fields of `quantization_config`, what packs a kernel, and how many axes kernels may have."""
 
     config: dict[str, Any]
     pack: Packer
+    axes: tuple[int, ...] = (2,)
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -96,6 +97,15 @@ def fp8(block: tuple[int, int], role: str, dtype: Any = np.float32, more: str | 
         return tensors, restored
 
     return pack
+
+
+def fbgemm(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> tuple[Tensors, np.ndarray]:
+    """e4m3 with a scale of each output. Experts are [expert, in, out], and the scales of both their kernels differ."""
+    if len(shape) == 2:
+        return fp8((1, 0), "_scale")(rng, name, shape)
+    numbers, scale = draw_e4m3(rng, shape), draw_scale(rng, (shape[0], 1, shape[2]), np.float32, 2e-4)
+    stored = scale if "gate_up" in name else scale.reshape(shape[0], shape[2], 1)
+    return {name: numbers, f"{name}_scale": stored}, numbers.astype(np.float32) * scale
 
 
 def int8(is_symmetric: bool) -> Packer:
@@ -237,7 +247,7 @@ _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": Fal
 _MODELOPT = {"quant_method": "modelopt", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
 
 FORMS: dict[str, Form] = {
-    "fp8": Form(_FP8, fp8((40, 24), "_scale_inv")),
+    "fp8": Form(_FP8, fp8((40, 24), "_scale_inv"), (2, 3)),
     "fp8 bfloat16 scales": Form(_FP8, fp8((40, 24), "_scale_inv", BF16)),
     "fp8 ue8m0": Form({**_FP8, "scale_fmt": "ue8m0"}, fp8((40, 24), "_scale_inv", E8M0)),
     "fp8 bytes": Form({**_FP8, "scale_fmt": "ue8m0"}, fp8((40, 24), "_scale_inv", np.uint8)),
@@ -246,7 +256,7 @@ FORMS: dict[str, Form] = {
     "fp8 of AutoFP8": Form(
         {**_STATIC, "ignored_layers": ["lm_head"]}, fp8((0, 0), "_scale", np.float32, "input_scale")
     ),
-    "fbgemm": Form({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, fp8((1, 0), "_scale")),
+    "fbgemm": Form({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, fbgemm, (2, 3)),
     "channel": Form(compressed("float-quantized", _floats("channel")), fp8((1, 0), "_scale", BF16)),
     "tensor": Form(compressed("float-quantized", _floats("tensor")), fp8((0, 0), "_scale", BF16, "input_scale")),
     "block": Form(
@@ -275,6 +285,8 @@ FORMS: dict[str, Form] = {
     "gptq 8 bits": Form({**_GPTQ, "bits": 8}, gptq(8, 1, has_order=True)),
 }
 """Formats of kernels [out, in]."""
+MXFP4 = Form({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}, mxfp4, (3,))
+"""That of stacks of experts, [expert, in, out]."""
 
 
 def write_packed(
@@ -296,7 +308,7 @@ def write_packed(
     rng, stored, restored = np.random.default_rng(0), {}, {}
     for name, tensor in tensors.items():
         restored[name], parts = tensor, {name: tensor}
-        if PACKED.fullmatch(name):
+        if PACKED.fullmatch(name) and tensor.ndim in form.axes:
             parts, restored[name] = form.pack(rng, name, tensor.shape)
         stored |= parts
     damage(stored)

@@ -105,8 +105,8 @@ CORE_STATS: Mapping[str, Stat] = {
 STATE_STATS: Mapping[str, Stat] = {
     "num_free_states": _gauge("Slots of states: those in no use."),
     "num_running_states": _gauge("Slots of states: those of running requests."),
-    "num_evictable_states": _gauge("Slots of states: those of prefixes, which no running request needs."),
-    "num_locked_states": _gauge("Slots of states: those of prefixes that running requests or holds need."),
+    "num_evictable_states": _gauge("Slots of states: those of prefixes that no running request needs."),
+    "num_locked_states": _gauge("Slots of states: those that running requests read and do not write."),
     "num_kept_states": _counter("The states that were kept of prefixes.", "states_kept"),
     "num_forgotten_states": _counter(
         "The states of prefixes that are gone: for another one, with their tokens, or by a flush.", "states_forgotten"

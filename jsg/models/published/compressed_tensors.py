@@ -7,19 +7,15 @@ from jsg.fields import Fields
 from jsg.models.published.fp8 import in_e4m3
 from jsg.models.published.layout import DAMAGED, SCALES, Group, Layout, Plane
 from jsg.models.published.modelopt import GROUP, in_nvfp4
-from jsg.models.published.record import Published, Rule, read_block, refuse_others, require_one_of, rule_of
+from jsg.models.published.record import Published, Rule, read_block, read_rule, refuse_others, require_one_of
 
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
 HELD = {(False, "F8_E4M3"): "float 8", (False, "I8"): "int 8", (True, "U8"): "float 4"}
 """Whether numbers are packed, and the type of their tensor → what they are. I32 has integers of either length."""
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-_FIELDS = (
-    "config_groups format ignore quantization_status global_compression_ratio kv_cache_scheme version sparsity_config "
-    "transform_config"
-)
+_FIELDS = "config_groups format ignore quantization_status kv_cache_scheme version sparsity_config transform_config"
 _WEIGHT_FIELDS = (
-    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs scale_dtype "
-    "zp_dtype"
+    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs zp_dtype"
 )
 
 
@@ -59,10 +55,10 @@ def read(config: Fields) -> Published:
     schemes = [_read_scheme(config, groups.section(name) or groups, name) for name in sorted(groups.names())]
     return Published(
         title=f"compressed-tensors, {' and '.join(dict.fromkeys(scheme.kind for scheme in schemes))} bits",
-        marks={".weight_scale": ".weight", ".weight_packed": ".weight"},
+        marks={".weight_scale": ".weight", ".weight_packed": ".weight", "_proj_scale": "_proj"},
         roles=("_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale"),
         layout=lambda group: _layout(group, schemes),
-        skips=rule_of(config.get("ignore"), "compressed-tensors"),
+        skips=read_rule(config, "compressed-tensors", "ignore"),
     )
 
 
@@ -72,8 +68,8 @@ def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
     if where is group or config.get("format") != "mixed-precision":
         require_one_of(where, "format", *FORMATS)
     targets, weights = group.get("targets", []), group.section("weights") or Fields(group.file, {})
-    ok = isinstance(targets, list) and targets and all(isinstance(target, str) for target in targets)
-    group.require(ok, "targets", "be a list of modules", targets)
+    group.require(bool(targets), "targets", "name modules", targets)
+    names = read_rule(group, "compressed-tensors", "targets")
     refuse_others(weights, _WEIGHT_FIELDS, "weights")
     bits = require_one_of(weights, "num_bits", 4, 8, default=8 if weights.names() else None)
     kind = f"{require_one_of(weights, 'type', 'int', 'float', default='int')} {bits}"
@@ -85,7 +81,6 @@ def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
     weights.require(kind != "float 4" or wide == GROUP, "group_size", f"be {GROUP} of float 4, which is NVFP4", size)
     block = (read_block(weights, "block_structure") or (128, 128)) if strategy == "block" else (1, wide)
     is_for_classes = any(not target.startswith("re:") for target in targets)
-    names = rule_of(targets, "compressed-tensors")
     return Scheme(names, is_for_classes, kind, block, weights.flag("symmetric", default=True))
 
 
@@ -107,7 +102,7 @@ def _layout(group: Group, schemes: list[Scheme]) -> Layout:
     if packed is not None:
         return in_nvfp4(group, "_packed", "_global_scale", divides=True)
     if scheme.kind == "float 8":
-        return in_e4m3(group, "_scale", scheme.block)
+        return in_e4m3(group, "_scale", scheme.block, turns_stacks=True)
     rows, columns = group.tensor("", ["I8"], 2).shape
     scale, block = group.scale("_scale", SCALES, (rows, columns), scheme.block)
     zero = None

@@ -6,25 +6,14 @@ from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.published.layout import SCALES, Group, Layout
-from jsg.models.published.record import Published, expression_of, refuse_others, require_one_of, rule_of
+from jsg.models.published.record import Published, expression_of, read_rule, refuse_others, require_one_of
 
 AWQ_LANES = (0, 4, 1, 5, 2, 6, 3, 7)
 """For each of eight outputs its place in a word, from the low end."""
 ONES = {4: 0x11111111, 8: 0x01010101}
 """What GPTQModel adds to the words of zeros of the first version, which has each zero less one. It carries."""
-_AWQ_FIELDS = (
-    "bits group_size zero_point version format modules_to_not_convert backend do_fuse fuse_max_seq_len modules_to_fuse "
-    "exllama_config w_bit q_group_size"
-)
-_GPTQ_FIELDS = (
-    "bits group_size desc_act sym checkpoint_format format dynamic lm_head pack_dtype is_marlin_format "
-    # How it was made, and how others compute with it.
-    "tokenizer dataset damp_percent damp_auto_increment static_groups true_sequential meta backend model_seqlen "
-    "block_name_to_quantize module_name_preceding_first_block batch_size pad_token_id max_input_length "
-    "cache_block_outputs modules_in_block_to_quantize model_name_or_path model_file_base_name quantizer use_cuda_fp16 "
-    "use_exllama disable_exllama exllama_config act_group_aware mse hyb_act mock_quantization offload_to_disk "
-    "offload_to_disk_path gptaq rotation adapter parallel_packing device iterations seqlen nsamples"
-)
+_AWQ_FIELDS = "bits group_size zero_point version format modules_to_not_convert w_bit q_group_size"
+_GPTQ_FIELDS = "bits group_size desc_act sym checkpoint_format format dynamic lm_head pack_dtype is_marlin_format "
 
 
 def read_awq(config: Fields) -> Published:
@@ -50,7 +39,7 @@ def read_awq(config: Fields) -> Published:
         marks={".qweight": ".weight", ".qzeros": ".weight"},
         roles=(".qweight", ".qzeros", ".scales"),
         layout=layout,
-        skips=rule_of(config.get("modules_to_not_convert"), "transformers"),
+        skips=read_rule(config, "transformers", "modules_to_not_convert"),
     )
 
 

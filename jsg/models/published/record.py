@@ -18,6 +18,17 @@ from jsg.models.without_effect import refuse_unknown
 
 COMMON = (".scale",)
 """Marks that tensors of other kinds have, too. They count if the kernel is there."""
+_MAKING = frozenset(
+    "quant_method producer meta quantizer tokenizer dataset batch_size seqlen nsamples iters iterations lr minmax_lr "
+    "amp damp_percent damp_auto_increment mse static_groups true_sequential act_group_aware gptaq hyb_act "
+    "model_seqlen model_name_or_path model_file_base_name block_name_to_quantize to_quant_block_names "
+    "module_name_preceding_first_block modules_in_block_to_quantize max_input_length pad_token_id cache_block_outputs "
+    "low_gpu_mem_usage gradient_accumulate_steps enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input "
+    "autoround_version data_type scale_dtype mock_quantization offload_to_disk offload_to_disk_path parallel_packing "
+    "device backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config use_exllama disable_exllama use_cuda_fp16 "
+    "global_compression_ratio".split()
+)
+"""Fields that say how a checkpoint was made, and how other programs compute with it."""
 UNREAD = re.compile(r".*[._](input|activation|output|q|k|v|kv)_(global_)?(scale|zero_point)(_ub)?")
 """Names of tensors that say how activations and cached keys and values are rounded. jsg does not round them so."""
 
@@ -94,14 +105,17 @@ class Published:
                     )
 
 
-def rule_of(patterns: Any, syntax: Literal["transformers", "modelopt", "compressed-tensors"]) -> Rule:
-    """The rule of a list of modules: the pattern that means a module of this name; None if none does.
+def read_rule(config: Fields, syntax: Literal["transformers", "modelopt", "compressed-tensors"], *names: str) -> Rule:
+    """The rule of a list of modules, the first of these fields: which pattern means a module; None if none does.
 
     In transformers it is the beginning of a name or an expression for it, up to the end of a module, or any end of the
     name. ModelOpt's names may have wildcards, and mean all in a module. Those of compressed-tensors mean one module,
     unless an expression follows `re:`.
     """
-    listed = [pattern for pattern in patterns or () if isinstance(pattern, str) and pattern]
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    listed = config.get(name, [])
+    ok = isinstance(listed, list) and all(isinstance(pattern, str) and pattern for pattern in listed)
+    config.require(ok, name, "be a list of names of modules", listed)
     exact, expressions = set[str](), dict[str, re.Pattern[str]]()
     for pattern in listed:
         if syntax == "compressed-tensors" and pattern.startswith("re:"):
@@ -135,7 +149,7 @@ def expression_of(text: str) -> re.Pattern[str]:
 
 def refuse_others(config: Fields, known: str, what: str) -> None:
     """Raises FieldError for a field beside these, which may change what numbers mean. See `refuse_unknown`."""
-    refuse_unknown(config, {"quant_method", *known.split()}, what)
+    refuse_unknown(config, {*_MAKING, *known.split()}, what)
 
 
 def require_one_of(config: Fields, name: str, *values: Any, default: Any = None) -> Any:
