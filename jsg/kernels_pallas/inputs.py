@@ -106,12 +106,12 @@ class GroupKernels(NamedTuple):
     """A kernel for each group of rows. See `ops.grouped_matmul`.
 
     Attributes:
-        values: The kernels.
+        values: The kernels, or on a CPU those in few bits in panels.
         scale: The factor of the sums of each column; None if the kernels are as long as the rows.
         bias: What is added to each column; None for nothing.
     """
 
-    values: Num[Array, "E D F"]
+    values: Num[Array, "E D F"] | Panels
     scale: Float[Array, "E 1 F"] | None = None
     bias: Float[Array, "E F"] | None = None
 
