@@ -198,6 +198,7 @@ def run_group(
     if read_spec(resolve_model(str(model))).state_shapes:
         can -= {"joins"}
     weights = () if options.model or options.shape in SHAPES else ("--load-format", "dummy")
+    states = () if options.max_states is None else ("--max-states", str(options.max_states))
     setting = Setting(
         model=Path(model),
         dtype=options.dtype,
@@ -205,7 +206,7 @@ def run_group(
         logs=Path(tempfile.mkdtemp(prefix="bench-paper-")),
         num_threads=max(machine.thread_counts()),
         context_length=NUM_POSITIONS,
-        options=() if sees else ("--max-total-tokens", str(POOL_TOKENS), *weights),
+        options=() if sees else ("--max-total-tokens", str(POOL_TOKENS), *weights, *states),
     )
     tokenizer = load_tokenizer(resolve_model(str(model)))
     print(f"logs of the engines: {setting.logs}", flush=True)
@@ -304,6 +305,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--shape", choices=SHAPES | WEIGHTLESS, default="100m", help="the shape of the model that is made"
     )
+    made.add_argument("--max-states", type=int, metavar="N", help="of a model whose layers keep states")
     made.add_argument("--pictures-model", default="tiny-vision", help="the model of questions to pictures")
     made.add_argument("--dtype", choices=engines.ITEMSIZES, default="float32", help="of all engines")
     peers = made.add_argument_group("other engines (`make peers` sets them up)")

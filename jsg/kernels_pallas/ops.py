@@ -7,7 +7,7 @@ the reference is used instead; `refusals` then says so.
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
     GatesApart,
+    GroupKernels,
     HeadNorms,
     LayerCache,
     Panels,
@@ -369,6 +370,7 @@ def expert_routes(
     bias: Float[Array, " E"] | None = None,
     first: Int[Array, ""] | int = 0,
     num_own: int | None = None,
+    num_real: Int[Array, ""] | int | None = None,
     implementation: str | None = None,
 ) -> Routes:
     """The experts of each token, and the copies of all tokens sorted by expert.
@@ -381,9 +383,12 @@ def expert_routes(
         bias: What is added to the scores of experts before they are compared; None for nothing.
         first: The first of this device's experts, which are consecutive. Their copies are sorted to the front.
         num_own: How many experts this device has, first + num_own at most E; None for all.
+        num_real: How many tokens are no padding, which stand first; None for all. Padding chooses as the last of them
+            does, so that no kernel of an expert is read for nothing.
         implementation: "triton", "reference", or None for the best that works here.
     """
     given = {"bias": bias, "first": first, "num_own": logits.shape[1] if num_own is None else num_own}
+    given["num_real"] = num_real
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import expert_routes as kernel
 
@@ -436,6 +441,41 @@ def grouped_matmul(
     if scale is not None:
         sums *= scale[group, 0]
     return (sums if bias is None else sums + bias[group]).astype(result)
+
+
+def grouped_gated(
+    x: Float[Array, "T D"],
+    tokens: Int[Array, " R"] | None,
+    kernels: Sequence[GroupKernels],
+    sizes: Int[Array, " E"],
+    activation: Activation,
+    *,
+    result: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> Float[Array, "R F"]:
+    """What gates let through of the products of these rows with the kernels of their groups. See `grouped_matmul`.
+
+    Args:
+        x: The rows.
+        tokens: Which of them row r is; None for row r.
+        kernels: Those of gates, if there are any, and of what they let through.
+        sizes: Rows of each group.
+        activation: Which function of the gates.
+        result: Type of the products before they are rounded to that of `x`, where they are launches of their own.
+        implementation: "triton" for one launch, "reference", or None for the best that works here.
+
+    Raises:
+        NotImplementedError: The implementation that was named cannot do this case.
+    """
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import grouped_matmul as kernel
+
+        with contextlib.nullcontext() if implementation else contextlib.suppress(NotImplementedError):
+            return kernel.grouped_gated(x, tokens, kernels, sizes, activation, interpret=_interprets())
+    copies = x if tokens is None else x[tokens]
+    how = {"result": result, "implementation": implementation}
+    made = [grouped_matmul(copies, each.values, sizes, scale=each.scale, bias=each.bias, **how) for each in kernels]
+    return gated(jnp.stack([each.astype(x.dtype) for each in made], axis=1), activation, implementation=implementation)
 
 
 def kept_threshold(

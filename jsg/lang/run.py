@@ -29,12 +29,13 @@ class Run:
         history: What happened in it.
         body_error: The error that the body raised.
         returned: What the body returned.
+        shared_texts: Texts among the arguments of several runs of the batch that it is in; None where it is in none.
         ended: Is done when the body has ended.
     """
 
     def __init__(
         self, loop: Loop, backend: Backend, defaults: SamplingArgs, num_api_spec_tokens: int | None,
-        own_texts: frozenset[str] = frozenset(),
+        own_texts: frozenset[str] = frozenset(), shared_texts: frozenset[str] | None = None,
     ):  # fmt: skip
         """`own_texts` are arguments that other runs of the same batch do not have."""
 
@@ -45,6 +46,7 @@ class Run:
             return session
 
         self.backend = backend
+        self.shared_texts = shared_texts
         caller = calling_run()
         self.history = History(None if caller is None else caller.history)
         self.stream = Stream(loop, open_session, defaults, history=self.history)

@@ -21,21 +21,19 @@ from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import rotate
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NoMixer, NormSpec, QueryKeyNormSpec
 from jsg.models.convolution import GatedConvolution
-from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta import DeltaAttention
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.experts import ExpertsBeside, SparseFeedForward
 from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs, LayerArrays
 from jsg.models.latent import LatentAttention
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layer_inputs import LayerInput, LayerInputs
-from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
+from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project, whole
 from jsg.models.mamba import Mamba
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, grown, rotation
 from jsg.models.spec import LayerSpec, Mixer, ModelSpec
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.models.tensor_parallel import add_up
 
 
@@ -63,8 +61,7 @@ class Attention(nnx.Module):
         )
         output = f"{prefix}.{spec.output}"
         self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
-        sinks = Origin((Source(f"{prefix}.{spec.sinks}", (heads,)),), split_axis=0)
-        self.sinks = parameter((heads,), dtype, sinks) if spec.sinks else None
+        self.sinks = whole(f"{prefix}.{spec.sinks}", (heads,), dtype, split_axis=0) if spec.sinks else None
         norm = spec.qk_norm
         per_head = norm.per_head if norm and not norm.spans_heads else (None, None)
         self.query_norm, self.key_norm = (
@@ -194,8 +191,7 @@ class Layer(nnx.Module):
         self.beside = ExpertsBeside(spec.beside, *where) if spec.beside else None
         self.mlp_post_norm = norm(spec.after_mlp)
         self.own_input = LayerInput(spec.own_input, *where) if spec.own_input else None
-        scalar = Origin((Source(f"{prefix}.{spec.scalar}", (1,)),))
-        self.scalar = parameter((1,), dtype, scalar) if spec.scalar else None
+        self.scalar = whole(f"{prefix}.{spec.scalar}", (1,), dtype) if spec.scalar else None
 
     def __call__(
         self,
@@ -217,8 +213,9 @@ class Layer(nnx.Module):
                 read = self.mlp_norm(x)
             else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
                 read = lax.optimization_barrier(read)
-            made = self.mlp(read)
-            made = made if self.beside is None else self.beside(added, made)
+            num_real = inputs.attention.num_tokens
+            made = self.mlp(read, num_real=num_real) if isinstance(self.mlp, SparseFeedForward) else self.mlp(read)
+            made = made if self.beside is None else self.beside(added, made, num_real)
             added += self._scaled(_normed(made, self.mlp_post_norm))
         x = added
         if self.own_input is not None and own is not None:

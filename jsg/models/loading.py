@@ -23,11 +23,10 @@ from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.build import build_model
 from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.forms import GGUF_LINK
-from jsg.models.llava import Llava
+from jsg.models.llava import Llava, build_model
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
 from jsg.models.published.kernel import Kernel
@@ -129,7 +128,7 @@ def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> 
     if is_whole or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
-        return dataclasses.replace(config, kept=checkpoint.forms())
+        return dataclasses.replace(config, names=dataclasses.replace(config.names, kept=checkpoint.forms()))
 
 
 def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.DTypeLike) -> None:
@@ -179,7 +178,7 @@ def abstract_model(
         if quantization != "none":  # not the tower's kernels: an image goes through it once, so it would gain little
             text = cast(nnx.Module, model.text) if isinstance(model, Llava) else model
             declare(text, lambda origin: FORMS[quantization])
-        elif config.kept:
+        elif config.names.kept:
             declare(model, functools.partial(_kept_form, config, 1 if mesh is None else mesh.size))
         return model
 
@@ -192,7 +191,7 @@ def abstract_model(
 
 def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | None:
     """The form in which a kernel stays as the checkpoint has it, if all that it is made of is kept in the same one."""
-    kinds = {config.kept.get(source.name) for source in origin.sources}
+    kinds = {config.names.kept.get(source.name) for source in origin.sources}
     kept = kinds.pop() if len(kinds) == 1 else None
     if kept is None:
         return None
@@ -213,9 +212,10 @@ def _shared_out(
         axis = origin.split_axis
         if axis is not None and (len(x.shape) < len(declared.shape) or x.shape[axis] == 1):
             axis = None
-        group = declared.form.group if isinstance(declared, Quantised) else None
+        form = declared.form if isinstance(declared, Quantised) else None
+        group = None if form is None else form.group
         if axis is not None and group and x.shape[axis] % num_parts:
-            is_own = declared.form in FORMS.values()
+            is_own = form in FORMS.values()
             raise ModelError(
                 f"{'--quantization int4' if is_own else 'a kernel in few bits'} needs whole groups of {group} inputs "
                 f"on each device, but {num_parts} devices cannot share out the {declared.shape[axis]} inputs of "

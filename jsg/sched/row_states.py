@@ -166,7 +166,9 @@ class StateRows(RowStates):
             state.above, state.num_expected = above, num_expected
         else:
             state = State(own.slot, place.num_applied, above, num_expected)
-            if not self._slots.keep(state, state.worth):
+            first = 0 if above is None else above.num_tokens // self._page_size
+            pages = self._pages[place.row, first : place.num_applied // self._page_size]
+            if not self._slots.keep(state.worth, pages):
                 return
             own.slot = 0
         self._slots.publish(state, page, is_pending=not is_last)
@@ -181,9 +183,9 @@ class StateRows(RowStates):
         """See `RowStates`."""
         own = place.state
         if not own.read:
-            state = State(own.slot, start)
-            if not self._slots.keep(state, SHARED):
+            if not self._slots.keep(SHARED, self._pages[place.row, :0]):
                 return False
+            state = State(own.slot, start)
             own.slot = self._slots.take()
             self._read(own, state)
         return True

@@ -321,7 +321,8 @@ def test_a_quick_run_has_other_defaults_and_does_what_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("shape", "joins", "options"), [("small", True, ()), ("hybrid-small", False, ("--load-format", "dummy"))]
+    ("shape", "joins", "options"),
+    [("small", True, ()), ("hybrid-small", False, ("--load-format", "dummy", "--max-states", "9"))],
 )
 def test_a_model_with_states_runs_all_but_joins(
     shape: str, joins: bool, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -330,7 +331,7 @@ def test_a_model_with_states_runs_all_but_joins(
     monkeypatch.setattr(paper, "arm_targets", lambda stack, report, *rest: asked.append(rest) or [])
     monkeypatch.setattr(paper, "load_tokenizer", lambda directory: None)
     write_model(tmp_path, (SHAPES | WEIGHTLESS)[shape])
-    given = paper.parser().parse_args(["--shape", shape])
+    given = paper.parser().parse_args(["--shape", shape, *["--max-states=9"] * (not joins)])
     paper.run_group(Report("bench.paper", [], None), tmp_path, [], {}, given)
     [(setting, _, can)] = asked
     assert ("joins" in can) == joins and setting.options[2:] == options

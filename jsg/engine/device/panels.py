@@ -42,8 +42,10 @@ def _laid_out(value: _Kernel, *, is_table: bool) -> _Kernel | Panels:
         return Panels(laid_out)
     is_whole = value.scale.shape[0] == 1 and value.zero is None
     beside = (None if is_whole else value.scale, value.zero, _of_columns(value, is_whole=is_whole))
-    in_panels = [None if each is None else _in_panels(each, each.shape[0], 1, is_table=False) for each in beside]
-    return Panels(laid_out, form, *in_panels, value.order)
+    scale, zero, factor = (
+        None if each is None else _in_panels(each, each.shape[0], 1, is_table=False) for each in beside
+    )
+    return Panels(laid_out, form, scale, zero, factor, value.order)
 
 
 def _of_columns(kernel: Quantised, *, is_whole: bool) -> Any:

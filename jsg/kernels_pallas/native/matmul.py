@@ -57,13 +57,14 @@ def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike 
 
 def types_of(kernel: Panels, result: jax.typing.DTypeLike) -> Types:
     """The types of a product with a kernel."""
-    form, scale = kernel.form, None if kernel.scale is None else str(kernel.scale.dtype)
-    group = form.group if form is not None and scale is not None else None
+    form, scale, group = kernel.form, None, None
+    if form is not None and kernel.scale is not None:
+        scale, group = SHORT_NAMES.get(form.scale, form.scale), form.group
     return Types(
         kernel.kind,
         "bfloat16" if result == jnp.bfloat16 else "float32",
         group,
-        SHORT_NAMES.get(scale, scale),
+        scale,
         kernel.zero is not None,
         kernel.factor is not None,
         form is not None and form.is_exact,

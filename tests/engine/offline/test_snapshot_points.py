@@ -94,6 +94,19 @@ def asked(s: Any, question: str, shots: str) -> None:
     s += "Q: " + question + "\nA:" + jsg.gen("answer", max_tokens=2, ignore_eos=True)
 
 
+@jsg.function
+def asking(s: Any, question: str, shots: str) -> None:
+    for name in "ab":
+        asked(question + name, shots)["answer"]
+
+
+def test_the_programs_that_a_run_of_a_batch_calls_do_so_too(hybrid: jsg.Engine, found: list[tuple[int, int]]):
+    items = [{"question": question, "shots": SHOTS} for question in QUESTIONS]
+    for state in asking.run_batch(items[:2], backend=hybrid, num_threads=1):
+        state.sync()
+    assert [cached for _, cached in found] == [0, *[len(SHOTS + "Q:")] * 3]
+
+
 def test_the_runs_of_a_batch_go_on_from_what_they_have_in_common(hybrid: jsg.Engine, found: list[tuple[int, int]]):
     """A text that several runs have is no run's own, be it of all of them or not."""
     items = [{"question": question, "shots": SHOTS} for question in QUESTIONS]
