@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int, Num, UInt8
 
 from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.form import Form
+from jsg.kernels_pallas.form import SCALE_BYTES, Form
 from jsg.kernels_pallas.grouped_matmul import BARRIER_BYTES, Sizes
 from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
 
@@ -101,7 +101,8 @@ def few_bits_matmul_kernel(cut: Sizes, form: Form, group: int, rows: jax.Ref, pa
     row = (pl.program_id(0) * cut.block_m + jnp.arange(cut.block_m))[:, None]
     column = (pl.program_id(1) * cut.block_n + jnp.arange(cut.block_n))[None, :]
     is_row, is_column = row < num_rows, column < width
-    wide = jnp.bfloat16 if form.is_exact else jnp.float32
+    is_exact = form.is_exact or (form.numbers == "e2m1" and SCALE_BYTES[form.scale] == 1)  # two bits times four
+    wide = jnp.bfloat16 if is_exact else jnp.float32
 
     def of_groups(index: Int[Array, ""]) -> tuple[Num[Array, "pieces n"], ...]:
         first = (index * cut.block_k + jnp.arange(cut.block_k // piece) * piece)[:, None]

@@ -269,9 +269,9 @@ def test_experts(name: str, side: str, num_rows: int, nvdisasm):
 
 IN_4_BITS = {
     "int4": (FORMS["int4"], (16, 256, 4096)),
-    "awq": (Form("int4", 128, "float16", has_zero=True), (32, 64, 1024)),
+    "awq": (Form("int4", 128, "float16", has_zero=True), (32, 64)),
     "mxfp4": (Form("e2m1", 32, "float8_e8m0fnu"), ()),
-    "nvfp4": (Form("e2m1", 16, "float8_e4m3fn", has_factor=True), ()),
+    "nvfp4": (Form("e2m1", 16, "float8_e4m3fn", has_factor=True), (1024,)),
 }
 """Forms, and the rows with which they are compiled for a card of each class. What else there is of both is long."""
 PRODUCTS_IN_4_BITS = [
