@@ -293,9 +293,9 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
 def weight_bytes(
     model: ModelSpec, dtype: jnp.dtype, quantization: str, num_devices: int, num_groups: int
 ) -> tuple[int, int | None]:
-    """The bytes of weights on one of several devices, and of the largest kernel that a step restores from 4 bits.
+    """The bytes of weights on one of several devices, and of the largest kernel that a step restores from few bits.
 
-    The second is None if no kernel is in few bits. Layers of equal records have as many bytes, so one of them counts.
+    NVIDIA cards restore none of 4 bits beside rows of 16, except those of experts. The second is None if no kernel is in few bits. Layers of equal records have as many bytes, so one of them counts.
     """
     # Layers of equal records may be kept in other forms.
     kinds = collections.Counter(model.layers) if not model.names.kept else dict.fromkeys(range(model.num_layers), 1)
@@ -310,6 +310,8 @@ def weight_bytes(
         return total, None
     kernels = jax.tree.leaves(nnx.state(made), is_leaf=lambda leaf: isinstance(leaf, Quantised))
     restored = [leaf for leaf in kernels if isinstance(leaf, Quantised) and not leaf.form.scales_columns]
+    if dtype.itemsize == 2:
+        restored = [leaf for leaf in restored if leaf.form.per_byte == 1 or leaf.axis > 0]
     counts = [leaf.form.per_byte * bytes_on_one_device(leaf.values) for leaf in restored]
     return total, max((count * dtype.itemsize for count in counts), default=0)
 
