@@ -53,10 +53,6 @@ class StateKind(Protocol):
         """Whether it can. These are the last of so many pages, `num_needed` of them or all."""
         ...
 
-    def drop(self, pages: np.ndarray) -> None:
-        """Gives up what pages have of it, which are freed."""
-        ...
-
     def check(self, *, is_idle: bool) -> None:
         """Asserts that what there is of it adds up, and that nothing of it is in use when nothing runs."""
         ...

@@ -6,6 +6,7 @@ States are never copied: a slot of a running request becomes that of a prefix, a
 """
 
 import dataclasses
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import final
@@ -16,7 +17,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 
 SLOT_TERMS = ("free", "running", "evictable", "locked")
-"""What slots are, each exactly one of these."""
+"""What slots are, each exactly one of these. A running request writes its own, and may read locked ones."""
 SEARCHED_AT_ONCE = 1024
 """Pages of a prefix in which the last state is looked for at a time, from its end."""
 PASSED, USUAL, SHARED = range(3)
@@ -39,6 +40,7 @@ class State:
         num_uses: How many requests went on from it.
         num_users: How many rows need it now.
         num_holds: How many holds keep it.
+        turn: When it was used last, as a count of uses.
     """
 
     slot: int
@@ -49,6 +51,7 @@ class State:
     num_uses: int = 0
     num_users: int = 0
     num_holds: int = 0
+    turn: int = 0
 
     @property
     def worth(self) -> int:
@@ -78,6 +81,7 @@ class StateSlots:
     always one for a request.
 
     Attributes:
+        num_total: Slots, without slot 0, which is that of padding.
         most_cached: The most states beside those of running requests.
         num_running: Slots that running requests write.
         num_kept: How many states of prefixes were ever kept.
@@ -89,19 +93,17 @@ class StateSlots:
     def __init__(self, num_pages: int, max_running: int, most_cached: int, page_size: int):
         """Starts without states. The pages are those of tokens, page 0 included."""
         self.most_cached = most_cached
+        self.num_total = max_running + most_cached
         self.num_running = self.num_kept = self._num_cached = 0
         self._page_size = page_size
-        self._numbers = PageAllocator(1 + max_running + most_cached)
+        self._numbers = PageAllocator(1 + self.num_total)
         self._states: dict[int, State] = {}
         self._ends = np.zeros(num_pages, np.int8)  # by page, PENDING or READY if there is a state
+        self._gone = np.zeros(num_pages, np.int64)  # by page, the turn of the state that it had before another went
         self._pending: list[State] = []
         self._idle: tuple[OrderedDict[State, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())  # by worth
+        self._turns = itertools.count(1)
         self._told: Callable[[np.ndarray, int], None] | None = None
-
-    @property
-    def num_total(self) -> int:
-        """Slots, without slot 0, which is that of padding."""
-        return self._numbers.num_total
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -126,13 +128,17 @@ class StateSlots:
         self.num_running -= 1
         self._numbers.free(np.array([slot], np.int32))
 
-    def keep(self, state: State, worth: int) -> bool:
-        """Makes the slot of a running request that of a state, if another one of at most this worth can go for it."""
+    def keep(self, worth: int, pages: np.ndarray) -> bool:
+        """Makes the slot of a running request that of a state, if another one of at most this worth can go for it.
+
+        If one of these pages has had a state that is gone, only one that is passed, or was not used since then, goes
+        for it. Otherwise, if more conversations than there are states take turns, none would find its own.
+        """
         if self._num_cached == self.most_cached:
-            queue = next(filter(None, self._idle[: worth + 1]), None)
-            if queue is None:
+            first = next((next(iter(queue)) for queue in self._idle[: worth + 1] if queue), None)
+            if first is None or (first.worth and first.turn > self._gone[pages].max(initial=0) > 0):
                 return False
-            self.forget(next(iter(queue)))
+            self.forget(first)
         self.num_running -= 1
         self._num_cached += 1
         return True
@@ -146,7 +152,9 @@ class StateSlots:
 
         With `is_pending` the step that is planned now makes it, so that only later ones may read it.
         """
-        state.page = page
+        if self._gone[page]:  # who came back is not known to be another one
+            state.num_expected = min(state.num_expected, 1)
+        self._gone[page], state.page = 0, page
         self.num_kept += 1
         self._states[page] = state
         self._ends[page] = PENDING if is_pending else READY
@@ -184,6 +192,7 @@ class StateSlots:
 
     def _queue(self, state: State) -> None:
         """Puts a state that no row needs after all others of its worth."""
+        state.turn = next(self._turns)
         for queue in self._idle:
             queue.pop(state, None)
         if state.page and not state.num_users:
@@ -196,6 +205,7 @@ class StateSlots:
         if not state.page:
             return
         page, state.page = state.page, 0
+        self._gone[page] = state.turn
         del self._states[page]
         self._ends[page] = 0
         self._queue(state)
@@ -211,6 +221,7 @@ class StateSlots:
         """Forgets the states after pages that are freed."""
         for page in pages[self._ends[pages] > 0].tolist():
             self.forget(self._states[page])
+        self._gone[pages] = 0
 
     def begin_step(self) -> None:
         """Lets requests read from now on what the step that was planned before makes."""

@@ -267,7 +267,7 @@ class GroupedAllocator(PageAllocator):
     def __init__(self, num_pages: int, kinds: Sequence[WindowGroup | StateSlots], *, has_layers: bool):
         """With `has_layers` some layers see all tokens, so each page has keys and values under its own number too."""
         super().__init__(num_pages)
-        self.kinds = tuple(kinds)
+        self.kinds = self._each = tuple(kinds)
         self._windows = [kind for kind in kinds if isinstance(kind, WindowGroup)]
         self.maps = (*([None] if has_layers else []), *(group.parts for group in self._windows))
 
@@ -282,7 +282,7 @@ class GroupedAllocator(PageAllocator):
     def free(self, pages: np.ndarray) -> None:
         """See `PageAllocator`."""
         super().free(pages)
-        for kind in self.kinds:
+        for kind in self._each:
             kind.drop(pages)
 
 

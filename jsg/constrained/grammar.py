@@ -95,7 +95,6 @@ class CompiledGrammar:
         self.ended = Place(None, is_complete=True)
         self.ended.mask = self.masks.ended
         self.ended.forced = b""
-        self.ended.next = dict.fromkeys(vocabulary.eos_ids, self.ended)
         self.start = self._at(self.machine.start())
 
     def new_masker(self) -> "GrammarMasker":
@@ -111,7 +110,7 @@ class CompiledGrammar:
         """The place that a token leads to, or None where it is not allowed."""
         with self._lock:
             if place.config is None:
-                return place.next.get(token_id)
+                return place if token_id in self.vocabulary.eos_ids else None
             if token_id in self.vocabulary.eos_ids:
                 after = self.ended if place.is_complete else None
             else:
@@ -153,11 +152,8 @@ class CompiledGrammar:
     def forget(self) -> None:
         """Cuts all links, and forgets the masks, and the places and frames that no masker uses."""
         with self._lock:
-            for place in list(self._by_config.values()):
-                place.next.clear()
-                place.mask = None
+            self.cut()
             self.masks.forget()
-            self._link_bytes = 0
             # The places that are still known are held by maskers. States and frames get new numbers.
             held = list(self._by_config.values())
             renamed = self.machine.compact([place.config for place in held if place.config is not None])
@@ -166,6 +162,14 @@ class CompiledGrammar:
                 assert place.config is not None, "only the end has no configuration, and it has no name"
                 place.config = renamed[place.config]
                 self._by_config[place.config] = place
+
+    def cut(self) -> None:
+        """Cuts all links. They are cycles, so without this the places wait for the collector when a grammar goes."""
+        with self._lock:
+            for place in list(self._by_config.values()):
+                place.next.clear()
+                place.mask = None
+            self._link_bytes = 0
 
     def _after(self, place: Place, text: bytes) -> Place | None:
         """The place that the bytes of a token lead to; None where they cannot come."""

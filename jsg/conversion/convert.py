@@ -18,13 +18,13 @@ from jsg.conversion.late_signals import signals_later
 from jsg.conversion.orbax_writer import Layout, Promise
 from jsg.errors import ConfigError, ModelError
 from jsg.models import orbax_checkpoint
-from jsg.models.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from jsg.models.checkpoint import Checkpoint, open_checkpoint
 from jsg.models.config import read_spec
 from jsg.models.forms import INDEX_FILE
 from jsg.models.loading import abstract_model, checkpoint_shapes, is_unread, origins, with_own_head
 from jsg.models.origin import Origin, Source
 from jsg.models.published.kernel import Kernel
-from jsg.models.published.layout import Reshaped
+from jsg.models.published.layout import Reshaped, Stored
 from jsg.models.slices import outer_axis, sides_of, source_slices, view_of
 
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
@@ -144,7 +144,7 @@ def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, P
     return promises
 
 
-def _whole(tensor: StoredTensor, num_devices: int) -> Promise:
+def _whole(tensor: Stored, num_devices: int) -> Promise:
     """A part of a kernel in few bits, which is cut by size alone: devices do not share out words and scales alike."""
     if not tensor.shape:
         tensor = Reshaped(tensor, (1,))

@@ -22,8 +22,8 @@ import tensorstore as ts
 from orbax.checkpoint import type_handlers
 
 from jsg.malloc import PIECE_BYTES
-from jsg.models.checkpoint import StoredTensor
 from jsg.models.orbax_checkpoint import DTYPES, FOLDER, MANIFEST, codecs, files_of, manifest_text
+from jsg.models.published.layout import Stored
 from jsg.models.tensor_parallel import TENSOR_AXIS
 
 FILE_BYTES = 64 * 2**20
@@ -60,7 +60,7 @@ class Layout:
 class Promise:
     """A tensor that is read while it is written. Promises are the leaves of the tree that orbax writes."""
 
-    tensor: StoredTensor
+    tensor: Stored
     layout: Layout
 
     @property

@@ -298,15 +298,15 @@ def weight_bytes(
     The second is None if no kernel is in few bits. Layers of equal records have as many bytes, so one of them counts.
     """
     # Layers of equal records may be kept in other forms.
-    kinds = collections.Counter(model.layers) if not model.kept else dict.fromkeys(range(model.num_layers), 1)
-    few = model if model.kept else dataclasses.replace(model, layers=tuple(kinds))
+    kinds = collections.Counter(model.layers) if not model.names.kept else dict.fromkeys(range(model.num_layers), 1)
+    few = model if model.names.kept else dataclasses.replace(model, layers=tuple(kinds))
     mesh = None if num_devices == 1 else AbstractMesh((num_groups, num_devices // num_groups), AXES)
     made = abstract_model(few, dtype, quantization, mesh)
     text = cast(Decoder, made.text if isinstance(made, Llava) else made)
     total = _num_bytes(made) + sum(
         (count - 1) * _num_bytes(layer) for layer, count in zip(text.layers, kinds.values(), strict=True)
     )
-    if quantization == "none" and not model.kept:
+    if quantization == "none" and not model.names.kept:
         return total, None
     kernels = jax.tree.leaves(nnx.state(made), is_leaf=lambda leaf: isinstance(leaf, Quantised))
     restored = [leaf for leaf in kernels if isinstance(leaf, Quantised) and not leaf.form.scales_columns]

@@ -162,7 +162,7 @@ class Settings:
         device = f"{self.device.count} x {processor()}" if self.platform == "cpu" else self.device.name
         if self.device.capability is not None:
             device = f"{self.device.count} of compute capability {'.'.join(map(str, self.device.capability))}"
-        model = hashlib.sha256(repr(self.model).encode()).hexdigest()[:16]
+        model = hashlib.sha256(repr((self.model, self.model.names.kept)).encode()).hexdigest()[:16]
         named = {option(name): str(value) for name, value in options.items()}
         return code_identity() | {"device": device, "a model of shape": model} | named
 
@@ -306,7 +306,7 @@ def _make_runner(settings: Settings, report: Report) -> tuple[ModelRunner, Memor
 
 def make_executables(settings: Settings, make: Callable[..., Executables], **more: Any) -> Executables:
     """The executables of an engine, without programs yet. `make` gets the further arguments too."""
-    config, kept = settings.config, settings.model.kept.values()
+    config, kept = settings.config, settings.model.names.kept.values()
     in_8_bits = config.quantization == "none" and any(each.form.scales_columns for each in kept)
     quantization = "int8" if in_8_bits else config.quantization
     return make(
@@ -550,7 +550,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
 def _decode_steps(settings: Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
     is_cpu = settings.platform == "cpu"  # whose devices share one processor
     itemsize, quantization = settings.dtype.itemsize, settings.config.quantization
-    kept = [each.form.bytes_per_number for each in settings.model.kept.values()]
+    kept = [each.form.bytes_per_number for each in settings.model.names.kept.values()]
     if quantization == "none" and kept:
         kernel_itemsize = sum(kept) / len(kept)
     else:

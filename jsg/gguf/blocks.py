@@ -5,7 +5,8 @@ are [N, bytes], and what is restored is float32 [N, numbers].
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -18,15 +19,19 @@ class Block(NamedTuple):
         name: As llama.cpp calls it.
         length: The numbers of a block.
         nbytes: The bytes of a block.
-        dtype: The type of the numbers that are read, as safetensors calls it.
         restore: Blocks → their numbers. It makes a new array, or gives the bytes under another type.
+        dtype: The type of the numbers that are read, as safetensors calls it.
+        split: Blocks → whole numbers int8 [N, numbers] and their scales [N, groups], where these are all of them.
+        form: What a kernel can be kept as: kind of numbers, length of a group, type of scales.
     """
 
     name: str
     length: int
     nbytes: int
-    dtype: str
     restore: Callable[[np.ndarray], np.ndarray]
+    dtype: str = "F32"
+    split: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    form: tuple[Literal["int8", "int4"], int, str] | None = None
 
 
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
@@ -41,12 +46,24 @@ def _bits(packed: np.ndarray, shifts: tuple[int, ...], width: int, mask: int) ->
     return (parts & mask).reshape(num_blocks, nbytes * len(shifts))
 
 
-def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    return blocks[:, 2:].view(np.int8) * _half(blocks, 0)
+def _split_q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return blocks[:, 2:].view(np.int8), blocks[:, :2].copy().view(np.float16)
 
 
-def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    return (_bits(blocks[:, 2:], (0, 4), 16, 15).astype(np.int8) - np.int8(8)) * _half(blocks, 0)
+def _split_q4_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return _bits(blocks[:, 2:], (0, 4), 16, 15).astype(np.int8) - np.int8(8), blocks[:, :2].copy().view(np.float16)
+
+
+def _split_q6_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    low, high = _bits(blocks[:, :128], (0, 4), 64, 15), _bits(blocks[:, 128:192], (0, 2, 4, 6), 32, 3)
+    return (low | high << 4).astype(np.int8) - np.int8(32), _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
+
+
+def _product(split: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], blocks: np.ndarray) -> np.ndarray:
+    """Whole numbers times their scales."""
+    numbers, scale = split(blocks)
+    of_groups = numbers.reshape(*scale.shape, numbers.shape[1] // scale.shape[1])
+    return (scale.astype(np.float32)[..., None] * of_groups).reshape(numbers.shape)
 
 
 def _scaled(blocks: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -68,22 +85,15 @@ def _q5_k(blocks: np.ndarray) -> np.ndarray:
     return _scaled(blocks, _bits(blocks[:, 48:], (0, 4), 32, 15) | fifth << 4)
 
 
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    low = _bits(blocks[:, :128], (0, 4), 64, 15)
-    numbers = (low | _bits(blocks[:, 128:192], (0, 2, 4, 6), 32, 3) << 4).astype(np.int8) - np.int8(32)
-    scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
-    return (scales[..., None] * numbers.reshape(len(blocks), 16, 16)).reshape(len(blocks), 256)
-
-
 BLOCKS = {
-    0: Block("F32", 1, 4, "F32", lambda blocks: blocks.view(np.float32)),
-    1: Block("F16", 1, 2, "F16", lambda blocks: blocks.view(np.float16)),
-    2: Block("Q4_0", 32, 18, "F32", _q4_0),
-    8: Block("Q8_0", 32, 34, "F32", _q8_0),
-    12: Block("Q4_K", 256, 144, "F32", _q4_k),
-    13: Block("Q5_K", 256, 176, "F32", _q5_k),
-    14: Block("Q6_K", 256, 210, "F32", _q6_k),
-    30: Block("BF16", 1, 2, "BF16", lambda blocks: blocks.view(ml_dtypes.bfloat16)),
+    0: Block("F32", 1, 4, lambda blocks: blocks.view(np.float32)),
+    1: Block("F16", 1, 2, lambda blocks: blocks.view(np.float16), "F16"),
+    2: Block("Q4_0", 32, 18, partial(_product, _split_q4_0), "F32", _split_q4_0, ("int4", 32, "float16")),
+    8: Block("Q8_0", 32, 34, partial(_product, _split_q8_0), "F32", _split_q8_0, ("int8", 32, "float16")),
+    12: Block("Q4_K", 256, 144, _q4_k),
+    13: Block("Q5_K", 256, 176, _q5_k),
+    14: Block("Q6_K", 256, 210, partial(_product, _split_q6_k), "F32", _split_q6_k, ("int8", 16, "float32")),
+    30: Block("BF16", 1, 2, lambda blocks: blocks.view(ml_dtypes.bfloat16), "BF16"),
 }
 """The types that jsg reads, by their numbers in a file."""
 OTHER_TYPES = dict(

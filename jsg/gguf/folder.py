@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import struct
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -93,16 +94,17 @@ def _files(paths: Sequence[Path]) -> Mapping[str, bytes | Path]:
     from jsg.gguf.tokenizer import Vocabulary
 
     containers = [(path, read_container(path)) for path in paths]
-    entries = containers[0][1].metadata
-    metadata = read_metadata(containers)
-    vocabulary = Vocabulary(entries)
-    config = config_of(metadata) | vocabulary.special_ids()
+    try:
+        metadata, vocabulary = read_metadata(containers), Vocabulary(containers[0][1].metadata)
+        config = config_of(metadata) | vocabulary.special_ids()
+        files = {"config.json": json.dumps(config, indent=1).encode(), **vocabulary.files(metadata.architecture)}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
+        raise ModelError(
+            f"the metadata of {paths[0].name} must have values of the usual types, but one is another "
+            f"({type(error).__name__}); download it again"
+        ) from None
     links = {LINK + f"-{index:05}" * (index > 0): path for index, path in enumerate(paths)}
-    return {
-        "config.json": json.dumps(config, indent=1).encode(),
-        **vocabulary.files(metadata.architecture),
-        **links,
-    }
+    return {**files, **links}
 
 
 def _cache() -> Path:

@@ -1,7 +1,8 @@
 """The tensors of GGUF files under the names, and with the numbers, that the checkpoint for transformers has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,21 +40,42 @@ class GgufTensor:
 
     def read(self, slices: tuple[slice, ...]) -> np.ndarray:
         """A slice. Only the blocks that it touches are restored."""
-        *rows, columns = slices
-        if self._order is None:
-            return self._restored(tuple(rows), columns)
-        if not rows:  # biases
-            return self._restored((), slice(None))[self._order[columns]]
-        return self._restored((self._order[rows[0]], *rows[1:]), columns)
+        numbers = self._cut(self._block.restore, slices, 1)
+        return numbers.astype(np.float32) - np.float32(1) if self._is_one_more else numbers
 
-    def _restored(self, rows: tuple[slice | np.ndarray, ...], columns: slice) -> np.ndarray:
+    @property
+    def form(self) -> tuple[Literal["int8", "int4"], int, str] | None:
+        """What it can be kept as: kind of numbers, length of a group, type of scales; None if it must be restored."""
+        return self._block.form
+
+    def kept(self, slices: tuple[slice, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers and the scales of whole groups, if it has a form. Of 4 bits two numbers plus 8 are in a byte."""
+        split, (kind, group, _) = self._block.split, self._block.form or ("int8", 1, "")
+        assert split is not None, "a tensor with a form"
+        numbers = self._cut(lambda blocks: split(blocks)[0], slices, 1)
+        if kind == "int4":
+            codes = (numbers + np.int8(8)).view(np.uint8)
+            numbers = codes[..., ::2] | codes[..., 1::2] << 4
+        return numbers, self._cut(lambda blocks: split(blocks)[1], slices, group)
+
+    def _cut(self, restore: Callable[[np.ndarray], np.ndarray], slices: tuple[slice, ...], group: int) -> np.ndarray:
+        """What blocks have for each `group` of their columns, of the columns of a slice, or for each of them."""
+        *rows, columns = slices
+        if self._order is not None and not rows:  # biases
+            return self._of_rows(restore, [], slice(None), group)[self._order[columns]]
+        return self._of_rows(
+            restore, rows if self._order is None else [self._order[rows[0]], *rows[1:]], columns, group
+        )
+
+    def _of_rows(
+        self, restore: Callable[[np.ndarray], np.ndarray], rows: Sequence[Any], columns: slice, group: int
+    ) -> np.ndarray:
         length, nbytes = self._block.length, self._block.nbytes
         start, stop, step = columns.indices(self.shape[-1])
         first, last = start // length, -(-max(start, stop) // length)
         raw = np.ascontiguousarray(self._data[(*rows, slice(first * nbytes, last * nbytes))])
-        numbers = self._block.restore(raw.reshape(-1, nbytes)).reshape(*raw.shape[:-1], (last - first) * length)
-        numbers = numbers[..., start - first * length : stop - first * length : step]
-        return numbers.astype(np.float32) - np.float32(1) if self._is_one_more else numbers
+        restored = restore(raw.reshape(-1, nbytes)).reshape(*raw.shape[:-1], (last - first) * length // group)
+        return restored[..., (start - first * length) // group : (stop - first * length) // group : step]
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows that are restored at once."""
@@ -91,10 +113,11 @@ def open_tensors(paths: Sequence[Path]) -> dict[str, GgufTensor]:
             name, data = name_of(stored, architecture, has_experts=has_experts), _bytes_of(file, place)
             if "{}" in name and len(place.shape) == 3:
                 one = Place(place.shape[1:], place.block, place.start)
-                tensors |= {name.format(expert): GgufTensor(part, one) for expert, part in enumerate(data)}
+                tensors |= {name.replace("{}", str(expert)): GgufTensor(part, one) for expert, part in enumerate(data)}
                 continue
             is_one_more = architecture == "gemma3" and name.endswith("norm.weight")
-            tensors[name] = GgufTensor(data, place, heads.get(stored.split(".")[-2]), is_one_more=is_one_more)
+            which = stored.removesuffix(".bias").removesuffix(".weight").rpartition(".")[2]
+            tensors[name] = GgufTensor(data, place, heads.get(which), is_one_more=is_one_more)
     return tensors
 
 

@@ -107,10 +107,11 @@ def gated_delta(
     sizes, out_type = (heads // joint.shape[1], keys, values, len(weights.taps)), jnp.dtype(joint.dtype)
     if isinstance(weights, ScanWeights):
         eps, steps, out_type = 0.0, weights.steps, jnp.dtype(jnp.float32)
-        read = (joint, raw_gates, *weights[:5], *pieces)
+        read = (joint, raw_gates, *weights[:5])
     else:
         eps = weights.eps
-        read = (joint, raw_gates, *(apart or ()), *weights[:4], *pieces)
+        read = (joint, raw_gates, *(apart or ()), *weights[:4])
+    read = (*read, jnp.stack(pieces))  # one array: XLA copies each part of a step's numbers that a kernel is given
     static = _Static(*sizes, eps, is_apart, steps, rows, has_one_token)
     out = jax.ShapeDtypeStruct((len(joint), heads, values), out_type)
     written = [out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache)]
@@ -149,10 +150,11 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
     decays, gates = others[:2] if static.is_apart else (raw_gates, joint)
     taps, rate, bias, norm, *others = others[2 * static.is_apart :]
     gates, *others = (gates, *others) if static.steps is None else others
-    *fields, _, _, out, inputs, states = others
+    pieces, _, _, out, inputs, states = others
     here = _Refs(joint, raw_gates, decays, gates, taps, rate, bias, norm, out, inputs, states)
     index, head = pl.program_id(0), pl.program_id(1)
-    start, length, source, target, position, is_known = (_at(field, index) for field in fields)
+    fields = (plgpu.load(pieces.at[jnp.int32(field), index]) for field in range(len(Pieces._fields)))
+    start, length, source, target, position, is_known = fields
     key_head, member = head // static.group, head % static.group
     piece = _Piece(start, length, source, target, position, is_known, head, key_head, member)
     rows, columns = static.values_here, jnp.arange(static.keys)
@@ -177,11 +179,6 @@ def delta_kernel(static: _Static, *refs: jax.Ref) -> None:
         for part, before, last in zip(channels, first, window, strict=True):
             for back, x in enumerate((*reversed(last), before[0])):
                 _keep(static, here, piece, part, target, back, x)
-
-
-def _at(field: Any, index: Int[Array, ""]) -> Int[Array, ""]:
-    """The number of this piece."""
-    return plgpu.load(field.at[index])
 
 
 def _kept(static: _Static, here: _Refs, piece: _Piece, part: Int[Array, " c"], back: int) -> Float[Array, " c"]:

@@ -73,6 +73,7 @@ def expert_routes(
     bias: Float[Array, " E"] | None = None,
     first: Int[Array, ""] | int,
     num_own: int,
+    num_real: Int[Array, ""] | int | None = None,
     interpret: bool = False,
 ) -> Routes:
     """See `ops.expert_routes`."""
@@ -81,7 +82,8 @@ def expert_routes(
     elements = sizes.block_elements // (1 if choice.groups == choice.kept_groups else 2)  # groups need registers, too
     block = min(max(1, elements // pl.next_power_of_2(num_experts)), pl.next_power_of_2(num_tokens))
     num_blocks, each = pl.cdiv(num_tokens, block), (num_tokens, choice.per_token)
-    read = (logits, jnp.full(1, first, jnp.int32), *(() if bias is None else (bias,)))
+    last = num_tokens - 1 if num_real is None else jnp.maximum(num_real - 1, 0)
+    read = (logits, *(jnp.full(1, x, jnp.int32) for x in (first, last)), *(() if bias is None else (bias,)))
     weights, experts = jax.ShapeDtypeStruct(each, jnp.float32), jax.ShapeDtypeStruct(each, jnp.int32)
     counts = jax.ShapeDtypeStruct((num_blocks, num_experts), jnp.int32)
     placed = (
@@ -106,9 +108,11 @@ def _whole(arrays: tuple[jax.Array | jax.ShapeDtypeStruct, ...]) -> tuple[pl.Blo
 
 
 def expert_routes_kernel(
-    block: int, choice: ChoiceSpec, logits: jax.Ref, first: jax.Ref, *biases_and_out: jax.Ref
+    block: int, choice: ChoiceSpec, logits: jax.Ref, first: jax.Ref, last: jax.Ref, *biases_and_out: jax.Ref
 ) -> None:
-    """The only program. `first` has one number, then there may be a bias, and the results are those of `Routes`.
+    """The only program. Of `first` expert and `last` token there is a number each, then perhaps a bias.
+
+    The results are those of `Routes`.
 
     Grid: (). Blocks: every array stays in device memory. Owns: all.
 
@@ -121,7 +125,7 @@ def expert_routes_kernel(
 
     def choose(index: Int[Array, ""]) -> tuple[Tokens, list[Array], list[Array]]:
         some = _block(index, block, num_tokens)
-        return some, *_choose(choice, logits, biases, some, padded)
+        return some, *_choose(choice, logits, biases, some, last, padded)
 
     def count(index: Int[Array, ""], totals: Int[Array, " e"]) -> Int[Array, " e"]:
         some, _, experts = choose(index)
@@ -138,7 +142,13 @@ def expert_routes_kernel(
 
 
 def choose_kernel(
-    block: int, choice: ChoiceSpec, num_own: int, logits: jax.Ref, first: jax.Ref, *biases_and_out: jax.Ref
+    block: int,
+    choice: ChoiceSpec,
+    num_own: int,
+    logits: jax.Ref,
+    first: jax.Ref,
+    last: jax.Ref,
+    *biases_and_out: jax.Ref,
 ) -> None:
     """The program of a block of tokens: their weights and experts, and how many copies each expert gets from them.
 
@@ -150,7 +160,7 @@ def choose_kernel(
     num_tokens, num_experts = logits.shape
     padded, index = pl.next_power_of_2(num_experts), pl.program_id(0)
     some = _block(index, block, num_tokens)
-    scores, experts = _choose(choice, logits, biases, some, padded)
+    scores, experts = _choose(choice, logits, biases, some, last, padded)
     _store_weights(choice, weights, some, scores, experts, _own(first, padded, num_own))
     for column, expert in enumerate(experts):
         plgpu.store(chosen.at[some.number, column], expert, mask=some.is_token)
@@ -208,7 +218,7 @@ def _own(first: jax.Ref, padded: int, num_own: int) -> Own:
 
 
 def _choose(
-    choice: ChoiceSpec, logits: jax.Ref, biases: list[jax.Ref], some: Tokens, padded: int
+    choice: ChoiceSpec, logits: jax.Ref, biases: list[jax.Ref], some: Tokens, last: jax.Ref, padded: int
 ) -> tuple[list[Float[Array, " t"]], list[Int[Array, " t"]]]:
     """The scores and the numbers of the experts of some tokens. Of equal ones the lower number wins."""
     num_experts = logits.shape[1]
@@ -216,6 +226,8 @@ def _choose(
     is_expert = expert < num_experts
     mask = some.is_token[:, None] & is_expert[None, :]
     found = plgpu.load(logits.at[some.number[:, None], expert[None, :]], mask=mask, other=-jnp.inf)
+    of_last = plgpu.load(logits.at[last[0], expert], mask=is_expert, other=-jnp.inf)
+    found = jnp.where((some.number > last[0])[:, None], of_last[None, :], found)
     found = jnp.where(some.is_token[:, None], found, 0.0)
     scores = scores_of(choice, found, is_expert[None, :])
     bias = plgpu.load(biases[0].at[expert], mask=is_expert, other=0) if biases else None

@@ -11,6 +11,7 @@ Rows behind the last group are in no tile: nothing reads them, and their part of
 """
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -20,11 +21,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.attention_block import whole_spec
+from jsg.kernels_pallas.inputs import GroupKernels
+from jsg.kernels_pallas.reference_rows import opened
 from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
 
 MEASURED_GROUPS = 8
 """The groups with which the sizes in `tuning` were measured: Mixtral's experts."""
+MOST_AT_ONCE = 512
+"""The most rows for which gates are in the launch of their products. With more the launches are not what takes time,
+and sizes were measured for one kernel at a time."""
 BARRIER_BYTES = 128
 """What warp groups need to wait for one another."""
 
@@ -90,15 +97,51 @@ def grouped_matmul(
     Raises:
         NotImplementedError: Rows and kernels have different types, without a scale.
     """
-    if rows.dtype != kernels.dtype and scale is None:
-        raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {kernels.dtype}")
-    (num_rows, depth), width = rows.shape, kernels.shape[2]
-    cut = default_sizes(num_rows, len(sizes), rows.dtype, kernels.dtype)
-    scales, biases = (() if given is None else (given,) for given in (scale, bias))
-    read = (sizes, rows, kernels, scales, biases)
+    given = (GroupKernels(kernels, scale, bias),)
+    return _multiply(rows, None, given, sizes, None, result=result, interpret=interpret)
+
+
+def grouped_gated(
+    x: Float[Array, "T D"],
+    tokens: Int[Array, " R"] | None,
+    kernels: Sequence[GroupKernels],
+    sizes: Int[Array, " E"],
+    activation: Activation,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "R F"]:
+    """See `ops.grouped_gated`. A program has as many columns of each kernel as fill a block together.
+
+    Raises:
+        NotImplementedError: Rows and kernels have different types, without a scale, or there are many rows.
+    """
+    if len(x if tokens is None else tokens) > MOST_AT_ONCE:
+        raise NotImplementedError(f"the Triton kernel takes at most {MOST_AT_ONCE} rows at once")
+    return _multiply(x, tokens, kernels, sizes, activation, result=x.dtype, interpret=interpret)
+
+
+def _multiply(
+    rows: Float[Array, "T D"],
+    tokens: Int[Array, " R"] | None,
+    kernels: Sequence[GroupKernels],
+    sizes: Int[Array, " E"],
+    activation: Activation | None,
+    *,
+    result: jax.typing.DTypeLike,
+    interpret: bool,
+) -> Float[Array, "R F"]:
+    stored, depth, width = kernels[0].values.dtype, rows.shape[1], kernels[0].values.shape[2]
+    num_rows = len(rows if tokens is None else tokens)
+    if rows.dtype != stored and kernels[0].scale is None:
+        raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {stored}")
+    cut = default_sizes(num_rows, len(sizes), rows.dtype, stored)
+    cut = cut._replace(block_n=cut.block_n // len(kernels))
+    values, scales, biases = (tuple(x for x in of_all if x is not None) for of_all in zip(*kernels, strict=True))
+    read = (sizes, rows, () if tokens is None else (tokens,), values, scales, biases)
+    most_tiles = num_rows // cut.block_m + min(len(sizes), num_rows)
     return pl.pallas_call(
-        functools.partial(grouped_matmul_kernel, cut, depth, width),
-        grid=(num_rows // cut.block_m + len(sizes), pl.cdiv(width, cut.block_n)),
+        functools.partial(grouped_matmul_kernel, cut, depth, width, activation),
+        grid=(most_tiles, pl.cdiv(width, cut.block_n)),
         in_specs=jax.tree.map(whole_spec, read),
         out_specs=pl.BlockSpec((num_rows, width), lambda *_: (0, 0)),
         out_shape=jax.ShapeDtypeStruct((num_rows, width), result),
@@ -130,14 +173,19 @@ def grouped_matmul_kernel(
     cut: Sizes,
     depth: int,
     width: int,
+    activation: Activation | None,
     sizes: jax.Ref,
     rows: jax.Ref,
-    kernels: jax.Ref,
+    tokens: tuple[jax.Ref, ...],
+    kernels: tuple[jax.Ref, ...],
     scales: tuple[jax.Ref, ...],
     biases: tuple[jax.Ref, ...],
     out: jax.Ref,
 ) -> None:
-    """One program: a tile of rows and `block_n` columns of the result. There is one scale and one bias, or none.
+    """One program: a tile of rows and `block_n` columns of the result. Each kernel has a scale and a bias, or none has.
+
+    With `tokens` these are the rows that it reads. With an activation kernels are those of gates, if there are any, and
+    of what gates let through.
 
     Grid: (tiles, column blocks). Tiles of one group, which read the same part of its kernel, follow one another.
     Blocks: every array stays in device memory. Owns: its rows and columns of the result.
@@ -154,24 +202,30 @@ def grouped_matmul_kernel(
     def _() -> None:
         row = jnp.arange(cut.block_m)
         is_row, is_column = (row < tile.num_rows)[:, None], (column < width)[None, :]
-        where = (tile.start + row)[:, None]
+        where = source = (tile.start + row)[:, None]
+        for ref in tokens:
+            source = plgpu.load(ref.at[where], mask=is_row, other=0)
 
-        def add(index: Int[Array, ""], total: Float[Array, "m n"]) -> Float[Array, "m n"]:
+        def add(index: Int[Array, ""], totals: tuple[Float[Array, "m n"], ...]) -> tuple[Float[Array, "m n"], ...]:
             k = index * cut.block_k + jnp.arange(cut.block_k)
             is_k = k < depth
-            left = plgpu.load(rows.at[where, k[None, :]], mask=is_row & is_k[None, :], other=0)
+            left = plgpu.load(rows.at[source, k[None, :]], mask=is_row & is_k[None, :], other=0)
             at = tile.group, k[:, None], column[None, :]
-            right = _load(kernels, at, is_k[:, None] & is_column, left.dtype)
-            return total + plgpu.dot(left, right, allow_tf32=False)
+            blocks = (_load(each, at, is_k[:, None] & is_column, left.dtype) for each in kernels)
+            products = (plgpu.dot(left, right, allow_tf32=False) for right in blocks)
+            return tuple(total + product for total, product in zip(totals, products, strict=True))
 
-        zeros = jnp.zeros((cut.block_m, cut.block_n), jnp.float32)
-        total = lax.fori_loop(0, pl.cdiv(depth, cut.block_k), add, zeros)
-        for scale in scales:
-            total *= plgpu.load(scale.at[tile.group, 0, column], mask=column < width, other=0)[None, :]
-        for bias in biases:
+        zeros = (jnp.zeros((cut.block_m, cut.block_n), jnp.float32),) * len(kernels)
+        totals = list(lax.fori_loop(0, pl.cdiv(depth, cut.block_k), add, zeros))
+        for part, scale in enumerate(scales):
+            totals[part] *= plgpu.load(scale.at[tile.group, 0, column], mask=column < width, other=0)[None, :]
+        for part, bias in enumerate(biases):
             row_of_group = plgpu.load(bias.at[tile.group, column], mask=column < width, other=0)
-            total += row_of_group.astype(jnp.float32)[None, :]
-        plgpu.store(out.at[where, column[None, :]], total.astype(out.dtype), mask=is_row & is_column)
+            totals[part] += row_of_group.astype(jnp.float32)[None, :]
+        made = totals[0]
+        if activation is not None:  # of what was rounded, as where it is a launch of its own
+            made = opened(tuple(each.astype(rows.dtype) for each in totals), activation, jnp.float32)
+        plgpu.store(out.at[where, column[None, :]], made.astype(out.dtype), mask=is_row & is_column)
 
 
 def _load(

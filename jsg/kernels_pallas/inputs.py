@@ -96,6 +96,25 @@ class AttentionInputs(NamedTuple):
     groups: PrefixGroups | None = None
     num_short_tiles: Int[Array, ""] | int = 0
 
+    @property
+    def num_tokens(self) -> Int[Array, ""]:
+        """The packed tokens that are no padding, which stand first."""
+        return (self.single_kv_lens > 0).sum() + self.tile_lens.sum()
+
+
+class GroupKernels(NamedTuple):
+    """A kernel for each group of rows. See `ops.grouped_matmul`.
+
+    Attributes:
+        values: The kernels, or on a CPU those in few bits in panels.
+        scale: The factor of the sums of each column; None if the kernels are as long as the rows.
+        bias: What is added to each column; None for nothing.
+    """
+
+    values: Num[Array, "E D F"] | Panels
+    scale: Float[Array, "E 1 F"] | None = None
+    bias: Float[Array, "E F"] | None = None
+
 
 class Scoring(NamedTuple):
     """How queries and keys become scores; the same for a whole call.

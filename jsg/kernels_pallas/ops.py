@@ -7,7 +7,7 @@ the reference is used instead; `refusals` then says so.
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
     GatesApart,
+    GroupKernels,
     HeadNorms,
     LayerCache,
     Panels,
@@ -308,14 +309,25 @@ def short_convolution(
     return out, reference_convolution.last_inputs(x, inputs, pieces)
 
 
-def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
+def matmul(
+    x: Float[Array, "T D"],
+    kernel: Panels,
+    result: jax.typing.DTypeLike = jnp.float32,
+    sizes: Int[Array, " E"] | None = None,
+) -> Float[Array, "T F"]:
     """x · kernel on a CPU, summed in float32 and rounded to `result`, float32 or bfloat16.
 
     Each result is summed over D in an order that does not depend on the other rows.
+
+    Args:
+        x: The rows.
+        kernel: The kernel, or those of several experts.
+        result: Type of the result.
+        sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
     """
     from jsg.kernels_pallas.native import matmul as native
 
-    return native.matmul(x, kernel, result)
+    return native.matmul(x, kernel, result, sizes)
 
 
 def gated(
@@ -369,6 +381,7 @@ def expert_routes(
     bias: Float[Array, " E"] | None = None,
     first: Int[Array, ""] | int = 0,
     num_own: int | None = None,
+    num_real: Int[Array, ""] | int | None = None,
     implementation: str | None = None,
 ) -> Routes:
     """The experts of each token, and the copies of all tokens sorted by expert.
@@ -381,9 +394,12 @@ def expert_routes(
         bias: What is added to the scores of experts before they are compared; None for nothing.
         first: The first of this device's experts, which are consecutive. Their copies are sorted to the front.
         num_own: How many experts this device has, first + num_own at most E; None for all.
+        num_real: How many tokens are no padding, which stand first; None for all. Padding chooses as the last of them
+            does, so that no kernel of an expert is read for nothing.
         implementation: "triton", "reference", or None for the best that works here.
     """
     given = {"bias": bias, "first": first, "num_own": logits.shape[1] if num_own is None else num_own}
+    given["num_real"] = num_real
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import expert_routes as kernel
 
@@ -393,7 +409,7 @@ def expert_routes(
 
 def grouped_matmul(
     rows: Float[Array, "R D"],
-    kernels: Num[Array, "E D F"],
+    kernels: Num[Array, "E D F"] | Panels,
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
@@ -409,6 +425,7 @@ def grouped_matmul(
     Args:
         rows: The rows of group 0, then those of group 1, and so on.
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
+            Those in panels have their scales.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
         bias: What is added to each column; None for nothing.
@@ -419,6 +436,11 @@ def grouped_matmul(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
+    group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
+    if isinstance(kernels, Panels):
+        is_there = jnp.arange(len(rows))[:, None] < sizes.sum()  # other rows of the result are not written
+        sums = jnp.where(is_there, matmul(rows, kernels, result if bias is None else jnp.float32, sizes), 0)
+        return (sums if bias is None else sums + bias[group]).astype(result)
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import grouped_matmul as kernel
 
@@ -432,10 +454,44 @@ def grouped_matmul(
     sums = lax.ragged_dot(
         rows, kernels.astype(rows.dtype), sizes, precision=precision, preferred_element_type=jnp.float32
     )
-    group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
     if scale is not None:
         sums *= scale[group, 0]
     return (sums if bias is None else sums + bias[group]).astype(result)
+
+
+def grouped_gated(
+    x: Float[Array, "T D"],
+    tokens: Int[Array, " R"] | None,
+    kernels: Sequence[GroupKernels],
+    sizes: Int[Array, " E"],
+    activation: Activation,
+    *,
+    result: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> Float[Array, "R F"]:
+    """What gates let through of the products of these rows with the kernels of their groups. See `grouped_matmul`.
+
+    Args:
+        x: The rows.
+        tokens: Which of them row r is; None for row r.
+        kernels: Those of gates, if there are any, and of what they let through.
+        sizes: Rows of each group.
+        activation: Which function of the gates.
+        result: Type of the products before they are rounded to that of `x`, where they are launches of their own.
+        implementation: "triton" for one launch, "reference", or None for the best that works here.
+
+    Raises:
+        NotImplementedError: The implementation that was named cannot do this case.
+    """
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import grouped_matmul as kernel
+
+        with contextlib.nullcontext() if implementation else contextlib.suppress(NotImplementedError):
+            return kernel.grouped_gated(x, tokens, kernels, sizes, activation, interpret=_interprets())
+    copies = x if tokens is None else x[tokens]
+    how = {"result": result, "implementation": implementation}
+    made = [grouped_matmul(copies, each.values, sizes, scale=each.scale, bias=each.bias, **how) for each in kernels]
+    return gated(jnp.stack([each.astype(x.dtype) for each in made], axis=1), activation, implementation=implementation)
 
 
 def kept_threshold(

@@ -36,8 +36,11 @@ def expert_routes(
     bias: Float[Array, " E"] | None = None,
     first: Int[Array, ""] | int,
     num_own: int,
+    num_real: Int[Array, ""] | int | None = None,
 ) -> Routes:
     """See `ops.expert_routes`."""
+    if num_real is not None:
+        logits = logits[jnp.clip(jnp.arange(len(logits)), max=jnp.maximum(num_real - 1, 0))]
     num_experts, scores = logits.shape[1], scores_of(choice, logits)
     _, experts = lax.top_k(choice_scores(choice, logits, scores, bias, num_experts), choice.per_token)
     chosen = jnp.take_along_axis(scores, experts, 1)

@@ -20,15 +20,23 @@ def rms_norm(x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float)
 
 def gated(gate_up: Float[Array, "T _ F"], activation: Activation, wide: jax.typing.DTypeLike) -> Float[Array, "T F"]:
     """See `ops.gated`. `wide` is the type of what is computed. What is of more steps than silu is float32."""
+    return opened(tuple(gate_up[:, part] for part in range(gate_up.shape[1])), activation, wide)
+
+
+def opened(
+    gate_up: tuple[Float[Array, "T F"], ...], activation: Activation, wide: jax.typing.DTypeLike
+) -> Float[Array, "T F"]:
+    """The same of gates, and of what each of them lets through, in arrays of their own. Without gates there is one."""
+    dtype = gate_up[0].dtype
     if activation == "relu2":
-        return jnp.square(jax.nn.relu(gate_up[:, 0].astype(wide))).astype(gate_up.dtype)
+        return jnp.square(jax.nn.relu(gate_up[0].astype(wide))).astype(dtype)
     if isinstance(activation, ClampedGate):
-        limit, (gate, up) = activation.limit, jnp.unstack(gate_up.astype(jnp.float32), axis=1)
+        limit, (gate, up) = activation.limit, (part.astype(jnp.float32) for part in gate_up)
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-        return ((up + 1) * gate * jax.nn.sigmoid(activation.slope * gate)).astype(gate_up.dtype)
-    gate, up = gate_up[:, 0].astype(wide), gate_up[:, 1].astype(wide)
+        return ((up + 1) * gate * jax.nn.sigmoid(activation.slope * gate)).astype(dtype)
+    gate, up = (part.astype(wide) for part in gate_up)
     if activation == "gelu_tanh":
-        opened = jax.nn.gelu(gate.astype(jnp.float32), approximate=True).astype(wide)
+        let = jax.nn.gelu(gate.astype(jnp.float32), approximate=True).astype(wide)
     else:
-        opened = jax.nn.silu(gate)
-    return (opened * up).astype(gate_up.dtype)
+        let = jax.nn.silu(gate)
+    return (let * up).astype(dtype)

@@ -246,6 +246,7 @@ class AttentionSpec:
     sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
+    state_shapes = ()
 
     @property
     def has_gate(self) -> bool:
@@ -256,11 +257,6 @@ class AttentionSpec:
     def kv_shape(self) -> KVShape:
         """What the layer reads of a token. It keeps that, unless another layer does."""
         return KVShape(self.kv_heads, self.head_dim)
-
-    @property
-    def state_shapes(self) -> tuple[StateShape, ...]:
-        """What the layer keeps of a request: nothing."""
-        return ()
 
     @property
     def pair_numbers(self) -> int:

@@ -19,7 +19,8 @@ import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import read_json
-from jsg.gguf import tensors as gguf_tensors
+from jsg.gguf.tensors import GgufTensor, open_tensors
+from jsg.kernels_pallas.form import Form
 from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
 from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
@@ -70,10 +71,11 @@ class StoredTensor(Protocol):
 
 
 class Listed(NamedTuple):
-    """What is known of a tensor without its numbers: shape and type, or neither."""
+    """What is known of a tensor without its numbers: shape and type, or neither; and whether it may be left out."""
 
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
+    is_spare: bool = False
 
 
 def faults(
@@ -90,14 +92,14 @@ def faults(
         if name not in held:
             hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
             yield f"the checkpoint must hold {name}, but does not; {hint}"
-    for name in held:
-        if name not in shapes and not name.endswith(IGNORED_SUFFIXES) and not is_unread(name):
+    for name, listed in held.items():
+        if name not in shapes and not name.endswith(IGNORED_SUFFIXES) and not is_unread(name) and not listed.is_spare:
             yield (
                 f"the checkpoint holds {name!r}, which this architecture does not have; "
                 "is it the one of this config.json?"
             )
     for name, needed in shapes.items():
-        shape, dtype = held.get(name, Listed())
+        shape, dtype, _ = held.get(name, Listed())
         if shape is not None and shape != needed:
             yield f"{name} must have the shape {list(needed)} by config.json, but has {list(shape)}"
         if dtype is not None and dtype not in DTYPES:
@@ -111,14 +113,15 @@ class Checkpoint:
     """Tensors by name, read slice by slice. Made by `open_checkpoint`.
 
     Attributes:
-        num_bytes_read: Bytes of all slices that were read.
+        num_bytes_read: Bytes of all slices that were read, as the file has them.
     """
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], rename: Callable[[str], str] = str):
-        """Takes the tensors by their stored names, and a function from a stored name to the name that is used here."""
+    def __init__(self, tensors: Mapping[str, StoredTensor], names: TensorNames = AS_STORED):
+        """Takes the tensors by their stored names, and how these are named here."""
         self.num_bytes_read = 0
         self._lock = threading.Lock()
-        self._stored = {rename(name): (name, tensor) for name, tensor in tensors.items()}
+        self._stored = {names.here(name): (name, tensor) for name, tensor in tensors.items()}
+        self._may_add_biases = names.published is not None and names.published.adds_biases
         if len(self._stored) != len(tensors):
             raise ModelError("the checkpoint names a tensor twice, in the old way and in the new one; save it again")
 
@@ -132,9 +135,19 @@ class Checkpoint:
         Raises:
             ModelError: A tensor is missing, superfluous, of another shape, or of a type that is not supported.
         """
-        held = {name: Listed(tensor.shape, tensor.dtype) for name, (_, tensor) in self._stored.items()}
-        for fault in faults(held, shapes, is_unread):
+        for fault in faults(self.listed(), shapes, is_unread):
             raise ModelError(fault)
+
+    def listed(self) -> dict[str, Listed]:
+        """What is known of each tensor. Biases of zeros may be left out if the program that wrote them adds such."""
+        return {
+            name: Listed(
+                tensor.shape,
+                tensor.dtype,
+                self._may_add_biases and name.endswith(".bias") and not tensor.read((slice(None),)).any(),
+            )
+            for name, (_, tensor) in self._stored.items()
+        }
 
     def holds(self, name: str) -> bool:
         """Whether it has a tensor of this name."""
@@ -164,14 +177,16 @@ class Checkpoint:
         _, tensor = self._stored[name]
         numbers = tensor.read((*slices, *(slice(None),) * (len(tensor.shape) - len(slices))))
         with self._lock:
-            self.num_bytes_read += numbers.nbytes
+            self.num_bytes_read += (
+                int(numbers.size * tensor.bytes_each) if isinstance(tensor, Kernel) else numbers.nbytes
+            )
         return numbers
 
     def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:
         """A slice of [..., out, in] of a kernel that has a form, in its few bits. See `read`."""
         _, tensor = self._stored[name]
-        assert isinstance(tensor, Kernel), "a tensor with a form"
-        kept = tensor.kept(slices)
+        assert isinstance(tensor, Kernel | GgufTensor), "a tensor with a form"
+        kept = tensor.kept(slices) if isinstance(tensor, Kernel) else Kept(*tensor.kept(slices), None, None, None)
         with self._lock:
             self.num_bytes_read += kept.numbers.nbytes + kept.scale.nbytes
         return kept
@@ -182,8 +197,12 @@ class Checkpoint:
 
     def forms(self) -> dict[str, KeptForm]:
         """How kernels are kept in few bits, by name, of those that can be."""
-        kernels = {name: tensor for name, (_, tensor) in self._stored.items() if isinstance(tensor, Kernel)}
-        forms = {name: kernel.kept_form for name, kernel in kernels.items()}
+        forms: dict[str, KeptForm | None] = {}
+        for name, (_, tensor) in self._stored.items():
+            if isinstance(tensor, Kernel):
+                forms[name] = tensor.kept_form
+            elif isinstance(tensor, GgufTensor) and tensor.form is not None:
+                forms[name] = KeptForm(Form(*tensor.form), order="", is_turned=False)
         return {name: form for name, form in forms.items() if form is not None}
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
@@ -254,10 +273,10 @@ def open_checkpoint(directory: Path, names: TensorNames = AS_STORED, kind: str =
         elif form == "orbax":
             tensors = orbax_checkpoint.open_tensors(directory)
         else:
-            tensors = gguf_tensors.open_tensors(sorted(directory.glob(f"{GGUF_LINK}*")))
+            tensors = open_tensors(sorted(directory.glob(f"{GGUF_LINK}*")))
         if names.published is not None:
             tensors = restored(tensors, names.published, names.here)
-        yield Checkpoint(tensors, names.here)
+        yield Checkpoint(tensors, names)
 
 
 def listed_tensors(directory: Path, names: TensorNames, kind: str = "auto") -> dict[str, Listed]:
@@ -275,14 +294,15 @@ def listed_tensors(directory: Path, names: TensorNames, kind: str = "auto") -> d
         weight_map = _weight_map(directory)
         if not all((directory / shard).is_file() for shard in weight_map.values()):
             stored = weight_map if names.published is None else itertools.chain(*names.published.sorted(weight_map))
-            return {names.here(name): Listed() for name in stored}
+            may_add = names.published is not None and names.published.adds_biases
+            return {names.here(name): Listed(is_spare=may_add and name.endswith(".bias")) for name in stored}
     if not has_checkpoint(directory):
         return {}
     with open_checkpoint(directory, names, kind) as checkpoint:
-        return {name: Listed(tensor.shape, tensor.dtype) for name, _, tensor in checkpoint.stored()}
+        return checkpoint.listed()
 
 
-def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
+def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> Mapping[str, StoredTensor]:
     if not (directory / INDEX_FILE).is_file():
         return _tensors_of(directory / SINGLE_FILE, stack)
     weight_map = _weight_map(directory)
@@ -293,13 +313,13 @@ def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str,
     return {name: opened[shard][name] for name, shard in held.items()}
 
 
-def _tensors_of(path: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
+def _tensors_of(path: Path, stack: contextlib.ExitStack) -> Mapping[str, StoredTensor]:
     """The tensors of a safetensors file."""
     file = _open_file(path, stack)
     tensors = {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
     mapped = [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS]
     if not mapped:
-        return dict(tensors)
+        return tensors
     everything = np.memmap(path, np.uint8, "r")
     begin = 8 + int.from_bytes(everything[:8].tobytes(), "little")
     header = json.loads(everything[8:begin].tobytes())  # the library has checked it

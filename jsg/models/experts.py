@@ -17,10 +17,11 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.inputs import GroupKernels
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
-from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project
+from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project, whole
 from jsg.models.origin import Origin, Source, of_experts
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups, on_first_of_group
 
@@ -36,20 +37,22 @@ class SparseFeedForward(nnx.Module):
         router, count = spec.router, spec.count
         kernel = Origin((Source(f"{prefix}.{router.name}.weight", (count, width)),), transposed=True)
         self.router = parameter((width, count), jnp.float32 if router.is_float32 else dtype, kernel)
-        bias = Origin((Source(f"{prefix}.{router.name}.bias", (count,)),))
-        self.router_bias = parameter((count,), dtype, bias) if router.has_bias else None
+        self.router_bias = whole(f"{prefix}.{router.name}.bias", (count,), dtype) if router.has_bias else None
         shape = (*(1,) * (router.choice_bias_axes - 1), count)
         bias = Origin((Source(f"{prefix}.{router.choice_bias}", shape),))
         self.choice_bias = parameter((count,), jnp.float32, bias) if router.choice_bias else None
 
         self.router_norm = RMSNorm(router.norm, f"{prefix}.", width, dtype) if router.norm else None
-        scale = Origin((Source(f"{prefix}.{router.expert_scale}", (count,)),))
-        self.expert_scale = parameter((count,), dtype, scale) if router.expert_scale else None
+        self.expert_scale = whole(f"{prefix}.{router.expert_scale}", (count,), dtype) if router.expert_scale else None
         turns, latent = 2 if spec.gate == spec.up else 1, spec.latent
         read_width = latent.width if latent else width
-        how = {"dtype": dtype, "bias": latent is not None and latent.has_bias}
-        self.into_latent = Linear((f"{prefix}.{latent.into}",), width, (read_width,), **how) if latent else None
-        self.out_of_latent = Linear((f"{prefix}.{latent.out}",), read_width, (width,), **how) if latent else None
+        ends = ((latent.into, width, read_width), (latent.out, read_width, width)) if latent else ()
+        self.latent = nnx.List(
+            [
+                Linear((f"{prefix}.{name}",), read, (made,), dtype, bias=bool(latent and latent.has_bias))
+                for name, read, made in ends
+            ]
+        )
 
         def kernels(name: str, in_dim: int, out_dim: int, split_axis: int, **place: int) -> nnx.Param:
             """A kernel [in_dim, out_dim] for each expert. A device has its slice of those of its group's experts."""
@@ -74,10 +77,16 @@ class SparseFeedForward(nnx.Module):
         self.shared = FeedForward(spec.shared, prefix, width, dtype) if spec.shared else None
         self.shared_gate = Linear((f"{prefix}.{spec.shared_gate}",), width, (1,), dtype) if spec.shared_gate else None
 
-    def __call__(self, x: Float[Array, "T D"], judged: Float[Array, "T D"] | None = None) -> Float[Array, "T D"]:
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        judged: Float[Array, "T D"] | None = None,
+        *,
+        num_real: Int[Array, ""] | None = None,
+    ) -> Float[Array, "T D"]:
         """The block's result for each token. Copies are sorted by expert, and their results sorted back.
 
-        The router judges the same rows, or those that are given.
+        The router judges the same rows, or those that are given. Tokens behind `num_real` are padding.
         """
         num_own = self.spec.count // num_groups()
         first = first_expert(num_own)
@@ -88,6 +97,7 @@ class SparseFeedForward(nnx.Module):
             bias=bias,
             first=first,
             num_own=num_own,
+            num_real=num_real,
         )
         weights = routes.weights
         if self.expert_scale is not None:
@@ -96,30 +106,32 @@ class SparseFeedForward(nnx.Module):
         if self.spec.router.rounds_weights:
             weights = weights.astype(x.dtype).astype(jnp.float32)
         # Without the barrier XLA joins the kernels of two products of the same rows in every step.
-        read = x if self.into_latent is None else self.into_latent(lax.optimization_barrier(x))
-        copies = read[routes.tokens]
+        rows = self.latent[0](lax.optimization_barrier(x)) if self.latent else x
+        tokens = routes.tokens
         if self.spec.router.weighs_input:
-            copies = (_of_copies(routes, weights) * copies).astype(x.dtype)
+            rows, tokens = (_of_copies(routes, weights) * rows[tokens]).astype(x.dtype), None
         gate, up, down = (
             None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
         opened = ((self.gate, gate), (self.up, up))
-        gate_up = [_grouped(copies, kernel, bias, routes.sizes) for kernel, bias in opened if kernel is not None]
-        inner = ops.gated(jnp.stack(gate_up, axis=1), self.spec.activation)
-        down = None if down is None else on_first_of_group(down)
-        made = _grouped(inner, self.down, down, routes.sizes)[routes.places]
+        kernels = [_of_groups(kernel, bias, x.dtype) for kernel, bias in opened if kernel is not None]
+        result = activation_result(x.dtype)
+        inner = ops.grouped_gated(rows, tokens, kernels, routes.sizes, self.spec.activation, result=result)
+        values, scale, down = _of_groups(self.down, None if down is None else on_first_of_group(down), x.dtype)
+        made = ops.grouped_matmul(inner, values, routes.sizes, scale=scale, bias=down, result=result)
+        made = made.astype(x.dtype)[routes.places]
         weighted = made if self.spec.router.weighs_input else weights[..., None] * made
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
-        if self.out_of_latent is not None:  # before the sum over devices, so that there is one
-            part = self.out_of_latent.part(part).astype(x.dtype)
+        if self.latent:  # before the sum over devices, so that there is one
+            part = self.latent[1].part(part).astype(x.dtype)
         if self.shared is not None:
             share = self.shared.part(x).astype(x.dtype)
             part += share if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * share
         part = add_up(part)
-        for last in (self.out_of_latent, self.shared and self.shared.down):
-            part = part if last is None or last.bias is None else part + last.bias[...]
+        for last in (*self.latent[1:], *([self.shared.down] if self.shared else [])):
+            part = part if last.bias is None else part + last.bias[...]
         return part
 
     def _logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
@@ -140,9 +152,11 @@ class ExpertsBeside(nnx.Module):
         )
         self.experts = SparseFeedForward(spec.experts, prefix, width, dtype)
 
-    def __call__(self, x: Float[Array, "T D"], made: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    def __call__(
+        self, x: Float[Array, "T D"], made: Float[Array, "T D"], num_real: Int[Array, ""]
+    ) -> Float[Array, "T D"]:
         """What both add, of the residual stream and of what the block made."""
-        return self.after_block(made) + self.after(self.experts(self.before(x), x))
+        return self.after_block(made) + self.after(self.experts(self.before(x), x, num_real=num_real))
 
 
 def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "copies 1"]:
@@ -151,11 +165,11 @@ def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "co
     return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
 
 
-def _grouped(
-    rows: Float[Array, "R D"], kernels: nnx.Param, bias: Float[Array, "E F"] | None, sizes: Int[Array, " E"]
-) -> Float[Array, "R F"]:
-    stored, result = kernels.get_value(), activation_result(rows.dtype)
+def _of_groups(param: nnx.Param, bias: Float[Array, "E F"] | None, dtype: jax.typing.DTypeLike) -> GroupKernels:
+    """The kernels of all experts. Those that have more than one scale for a column are restored in this type."""
+    stored = param.get_value()
     if isinstance(stored, Quantised) and not stored.form.scales_columns:
-        stored = stored.restored(rows.dtype)
-    values, scale = (stored.values, stored.wide_scale) if isinstance(stored, Quantised) else (stored, None)
-    return ops.grouped_matmul(rows, values, sizes, scale=scale, bias=bias, result=result).astype(rows.dtype)
+        stored = stored.restored(dtype)
+    if isinstance(stored, Quantised):
+        return GroupKernels(stored.values, stored.wide_scale, bias)
+    return GroupKernels(stored, bias=bias)

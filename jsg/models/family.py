@@ -155,12 +155,12 @@ def _of_each[Part](part: Part | Sequence[Part], count: int) -> Sequence[Part]:
     return part if isinstance(part, Sequence) else [part] * count
 
 
-def sizes(**given: int | None) -> dict[str, int | None]:
-    """The fields of these sizes, by the words that most families have for them."""
-    return {_SIZES[name]: size for name, size in given.items()}
+def usual(**given: Any) -> dict[str, Any]:
+    """Fields that most families have, by short words."""
+    return {_USUAL[name]: value for name, value in given.items()}
 
 
-_SIZES = {
+_USUAL = {
     "vocab": "vocab_size",
     "width": "hidden_size",
     "inner": "intermediate_size",
@@ -172,21 +172,20 @@ _SIZES = {
     "window": "sliding_window",
     "expert_inner": "moe_intermediate_size",
     "per_token": "num_experts_per_tok",
+    "eps": "rms_norm_eps",
+    "theta": "rope_theta",
+    "tied": "tie_word_embeddings",
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
 }
 
 PLAIN = Family(
     model_type="",
-    defaults=sizes(
+    defaults=usual(
         vocab=32000, width=4096, inner=11008, layers=32, heads=32, kv_heads=None, head_dim=None, context=2048
     )
-    | {
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
+    | usual(eps=1e-6, theta=10_000.0, tied=False, bos=1, eos=2)
+    | {"hidden_act": "silu"},
     only={},
     aliases={},
     attention={},

@@ -43,6 +43,11 @@ def parameter(
     return nnx.Param(jnp.zeros(shape, dtype), origin=origin, summed_axis=summed_axis, is_kernel=is_kernel)
 
 
+def whole(name: str, shape: tuple[int, ...], dtype: jax.typing.DTypeLike, split_axis: int | None = None) -> nnx.Param:
+    """The parameter that is a tensor of the checkpoint, as it is there."""
+    return parameter(shape, dtype, Origin((Source(name, shape),), split_axis=split_axis))
+
+
 def project(
     x: Float[Array, "T D"],
     kernel: Float[Array, "D *out"] | Quantised | Panels,

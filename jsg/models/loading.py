@@ -23,10 +23,10 @@ from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.build import build_model
 from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
-from jsg.models.llava import Llava
+from jsg.models.forms import GGUF_LINK
+from jsg.models.llava import Llava, build_model
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
 from jsg.models.published.kernel import Kernel
@@ -124,10 +124,11 @@ def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> 
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    if config.names.published is None or not has_checkpoint(directory):
+    is_whole = config.names.published is None and not (directory / GGUF_LINK).exists()
+    if is_whole or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
-        return dataclasses.replace(config, kept=checkpoint.forms())
+        return dataclasses.replace(config, names=dataclasses.replace(config.names, kept=checkpoint.forms()))
 
 
 def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.DTypeLike) -> None:
@@ -142,7 +143,7 @@ def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.D
     kernels = [tensor for tensor in stored if isinstance(tensor, Kernel | GgufTensor) and tensor.num_bytes]
     if kernels:
         num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
-        logger.info(
+        logger.warning(
             "%d kernels in few bits (%.2f GB) are restored to %s as they are read, which makes them %.2f GB",
             len(kernels),
             sum(kernel.num_bytes for kernel in kernels) / 1e9,
@@ -177,20 +178,23 @@ def abstract_model(
         if quantization != "none":  # not the tower's kernels: an image goes through it once, so it would gain little
             text = cast(nnx.Module, model.text) if isinstance(model, Llava) else model
             declare(text, lambda origin: FORMS[quantization])
-        elif config.kept:
+        elif config.names.kept:
             declare(model, functools.partial(_kept_form, config, 1 if mesh is None else mesh.size))
         return model
 
     model = nnx.eval_shape(build)
     if mesh is not None:
         for param in _parameters(model):
-            param.set_value(_shared_out(param.get_value(), param.get_metadata("origin"), mesh))
+            value, origin = param.get_value(), param.get_metadata("origin")
+            if quantization == "none" and isinstance(value, Quantised) and not _has_whole_groups(value, origin, mesh):
+                value = jax.ShapeDtypeStruct(value.shape, dtype)  # it is restored
+            param.set_value(_shared_out(value, origin, mesh))
     return model
 
 
 def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | None:
     """The form in which a kernel stays as the checkpoint has it, if all that it is made of is kept in the same one."""
-    kinds = {config.kept.get(source.name) for source in origin.sources}
+    kinds = {config.names.kept.get(source.name) for source in origin.sources}
     kept = kinds.pop() if len(kinds) == 1 else None
     if kept is None:
         return None
@@ -201,24 +205,35 @@ def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | No
     return kept.form if is_turned == kept.is_turned else None
 
 
+def _has_whole_groups(declared: Quantised, origin: Origin, mesh: AnyMesh) -> bool:
+    """Whether devices can share a kernel out in whole groups of inputs, if they share out its inputs."""
+    return (
+        declared.form.group is None
+        or origin.split_axis != declared.axis
+        or declared.scale.shape[declared.axis] % _num_parts(origin, mesh) == 0
+    )
+
+
+def _num_parts(origin: Origin, mesh: AnyMesh) -> int:
+    """How many devices share out a parameter."""
+    return mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]
+
+
 def _shared_out(
     declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: AnyMesh
 ) -> jax.ShapeDtypeStruct | Quantised:
     """The shape of a parameter with its sharding. An axis of length 1, which scales have, is not shared out."""
-    num_parts = mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]
+    if isinstance(declared, Quantised) and not _has_whole_groups(declared, origin, mesh):
+        raise ModelError(
+            f"--quantization int4 needs whole groups of {declared.form.group} inputs on each device, but "
+            f"{_num_parts(origin, mesh)} devices cannot share out the {declared.shape[declared.axis]} inputs of "
+            f"{origin.sources[0].name} so; choose int8 or another --tp-size"
+        )
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axis = origin.split_axis
         if axis is not None and (len(x.shape) < len(declared.shape) or x.shape[axis] == 1):
             axis = None
-        group = declared.form.group if isinstance(declared, Quantised) else None
-        if axis is not None and group and x.shape[axis] % num_parts:
-            is_own = declared.form in FORMS.values()
-            raise ModelError(
-                f"{'--quantization int4' if is_own else 'a kernel in few bits'} needs whole groups of {group} inputs "
-                f"on each device, but {num_parts} devices cannot share out the {declared.shape[axis]} inputs of "
-                f"{origin.sources[0].name} so; choose {'int8 or ' if is_own else ''}another --tp-size"
-            )
         sharding = sharding_of(mesh, axis, len(x.shape), expert_axis=origin.expert_axis)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 

@@ -38,9 +38,13 @@ class PartReader:
         if part is None:
             return self._checkpoint.kept(source.name, slices)
         lead, rows = _stored_rows(part, source, slices[0])
-        *of_rows, order = self._checkpoint.kept(source.name, (*lead, rows, *slices[1:]))
-        own = [None if x is None else _own_rows(part, source, slices[0], x[0] if lead else x) for x in of_rows]
-        return Kept(*own, order)
+        kept = self._checkpoint.kept(source.name, (*lead, rows, *slices[1:]))
+
+        def own(stored: np.ndarray) -> np.ndarray:
+            return _own_rows(part, source, slices[0], stored[0] if lead else stored)
+
+        zero, factor = (None if each is None else own(each) for each in (kept.zero, kept.factor))
+        return Kept(own(kept.numbers), own(kept.scale), zero, factor, kept.order)
 
     def piece(self, source: Source) -> Piece:
         """How the source is best cut into pieces. Changes nothing."""

@@ -182,17 +182,17 @@ def read_switched_kinds(config: Fields, slides: Callable[[Fields, int], bool]) -
     return kinds or [SLIDING if slides(config, layer) else FULL for layer in range(count)]
 
 
-def read_feed_forward(config: Fields, *, bias: str | bool = False, is_fused: bool = False) -> FeedForwardSpec:
+def read_feed_forward(config: Fields, *, bias: str | bool = False, **own: Any) -> FeedForwardSpec:
     """The gated block.
 
     Args:
         config: The fields.
         bias: Whether its projections have biases, or the field that says so.
-        is_fused: One tensor has the gates and what they let through.
+        **own: Other fields of `FeedForwardSpec`.
     """
-    require_silu(config)
-    block = FeedForwardSpec(inner=config.integer("intermediate_size"), has_bias=is_on(config, bias))
-    return dataclasses.replace(block, gate="mlp.gate_up_proj", up="mlp.gate_up_proj") if is_fused else block
+    if "activation" not in own:
+        require_silu(config)
+    return FeedForwardSpec(inner=config.integer("intermediate_size"), has_bias=is_on(config, bias), **own)
 
 
 def read_experts(

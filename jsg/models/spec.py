@@ -25,11 +25,9 @@ from jsg.models.block_spec import (
     require_divisor,
     stacked,
 )
-from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.published.record import KeptForm, Published
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
 
@@ -42,11 +40,13 @@ class TensorNames:
         prefixes: The beginning of a name in the files → what the modules have there. The longest that fits counts.
         unread: A pattern of whole names in the modules, of tensors that may be there and no module reads.
         published: How kernels are quantised; None if they are not.
+        kept: Names of kernels in the modules that can be kept in the checkpoint's few bits → how.
     """
 
     prefixes: Mapping[str, str]
     unread: str = "(?!)"
     published: Published | None = None
+    kept: Mapping[str, KeptForm] = dataclasses.field(default_factory=dict)
 
     def here(self, stored: str) -> str:
         """The name in the modules of a tensor of the files."""
@@ -142,7 +142,6 @@ class ModelSpec:
         vision: The vision half; None for a text model.
         names: How its tensors are named and stored in a checkpoint.
         notes: What the file says and the model does not follow, a sentence each, for the log.
-        kept: Names of the checkpoint's kernels that can be kept in its few bits → how.
     """
 
     architecture: str
@@ -160,7 +159,6 @@ class ModelSpec:
     vision: VisionConfig | None = None
     names: TensorNames = dataclasses.field(default=TensorNames(prefixes=CAUSAL_PREFIXES), repr=False, compare=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
-    kept: Mapping[str, KeptForm] = dataclasses.field(default_factory=dict, hash=False)
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":
         """The same model for several devices. Key-value heads are repeated until each device has one.

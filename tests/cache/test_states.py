@@ -21,7 +21,7 @@ def put(
 ) -> State:
     """A state after `page`, whose number is that of the tokens, made by a request that begins and stops here."""
     state = State(slots.take(), page, above, num_expected)
-    if slots.keep(state, state.worth):
+    if slots.keep(state.worth, np.array([page])):
         slots.publish(state, page, is_pending=is_pending)
     else:
         slots.give(state.slot)
@@ -144,11 +144,12 @@ def test_what_a_request_has_before_drafts_takes_the_place_of_one_that_nobody_nee
     shared = put(slots, 2)
     shared.num_uses = 2
     slots.note(shared, 0)
-    before = State(slots.take(), 5)
-    assert slots.keep(before, SHARED) and kept(slots) == [1]
+    before, no_pages = State(slots.take(), 5), np.empty(0, np.int32)
+    assert slots.keep(SHARED, no_pages) and kept(slots) == [1]
     slots.use(before)
     check_states(slots)
-    assert not slots.keep(State(slots.take(), 6), SHARED)
+    slots.take()
+    assert not slots.keep(SHARED, no_pages)
     slots.publish(before, 9)
     slots.leave(before)
     check_states(slots)
@@ -192,3 +193,33 @@ def test_whether_a_node_can_be_used_is_seen_without_its_path(monkeypatch: pytest
     monkeypatch.setattr(radix, "_join_pages", lambda path: joined.append(pages := join(path)) or pages)
     assert not any(map(cache.is_usable, cache._nodes()))
     assert sum(map(len, joined)) <= allocator.num_total, "each page is looked at once at most"
+
+
+def test_who_comes_back_to_a_state_that_is_gone_takes_the_place_of_none_that_was_used_since():
+    """Five conversations take turns. Two find their state each time, where the least recently used would always go."""
+    slots, found = make(most_cached=2), []
+    for turn in range(20):
+        page = turn % 5 + 1
+        if (there := slots.find(page)) is None:
+            put(slots, page)
+        else:
+            found.append(page)
+            slots.note(there, 0)
+    assert len(found) >= 5 and len({*found}) == 2
+    for page in (11, 12, 13):
+        put(slots, page)
+    assert kept(slots) == [12, 13], "others come as ever"
+
+
+def test_those_that_are_not_used_any_more_make_room():
+    slots = make(most_cached=2)
+    for _ in range(3):
+        for page in (1, 2, 3):
+            if slots.find(page) is None:
+                put(slots, page)
+    assert {*kept(slots)} & {1, 2, 3} == {*kept(slots)}
+    for _ in range(3):
+        for page in (4, 5):
+            if slots.find(page) is None:
+                put(slots, page)
+    assert kept(slots) == [4, 5]

@@ -54,6 +54,7 @@ QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "but is 'gemv'"),
     "bnb": ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "'bitsandbytes'"),
     "fp8": ({"quantization_config": {**FP8, "fmt": "e5m2"}}, "fmt must be e4m3 or float8_e4m3fn, but is 'e5m2'"),
+    "no list": ({"quantization_config": {**FP8, "modules_to_not_convert": "lm_head"}}, "be a list of names of modules"),
     "fp8 unknown": ({"quantization_config": {**FP8, "hadamard": 64}}, "fp8 has no field 'hadamard'"),
     "fbgemm": ({"quantization_config": {"quant_method": "fbgemm_fp8", "transposed": True}}, "'transposed'"),
     "packed": ({"quantization_config": PACKED}, "config_groups must name a group, but is absent or null"),

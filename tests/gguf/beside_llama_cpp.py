@@ -17,7 +17,7 @@ import numpy as np
 
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
-from tests.gguf.models import made
+from tests.gguf.models import kind_of, made
 from tests.gguf.test_models import SAME
 from tests.gguf.test_tokenizer import TEXTS
 from tests.golden.variants import random_tokens
@@ -38,8 +38,8 @@ def main(python: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HOME"] = folder
         for variant in sys.argv[2:] or VARIANTS:
-            for name in ("whole", "few bits"):
-                model = made(variant, is_whole=name == "whole")
+            for name, how in {"whole": lambda *_: "F32", "few bits": kind_of}.items():
+                model = made(variant, how)
                 path = model.write(Path(folder) / f"{variant}-{name}.gguf")
                 directory = resolve_model(str(path))
                 tokens = random_tokens(variant, 5, max(LENS))

@@ -1,6 +1,7 @@
-"""What llama.cpp computes of a GGUF file: `PYTHON llama_side.py FILE` with `xllamacpp`, a JSON of prompts and texts at stdin.
+"""What llama.cpp computes of a GGUF file: `PYTHON llama_side.py FILE`, where PYTHON has `xllamacpp`.
 
-It prints the log-probabilities of all tokens after each prompt, and the ids of each text.
+It reads prompts and texts as JSON from stdin, and prints the log-probabilities of all tokens after each prompt, and the
+ids of each text.
 """
 
 import json

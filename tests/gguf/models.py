@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,14 @@ def kind_of(stored: str, length: int) -> str:
     return NARROW[sum(stored.encode()) % len(NARROW)]
 
 
-def made(variant: str, *, is_whole: bool = False) -> Model:
-    """A model of the golden variants, in all types or in float32. It has a vocabulary of letters."""
+def made(variant: str, kind_of: Callable[[str, int], str] = kind_of) -> Model:
+    """A model of the golden variants, in all types or those of the function. It has a vocabulary of letters."""
     config = config_of(variant)
     if variant in VARIANTS:
         tensors = random_tensors(variant, 3)
     else:
         tensors = {name: random_tensor(name, name, shape) for name, shape in tensor_shapes(config).items()}
-    model = Model(config, tensors, (lambda *_: "F32") if is_whole else kind_of)
+    model = Model(config, tensors, kind_of)
     scaling = config.get("rope_scaling") or {}
     for length in ("long", "short"):
         if f"{length}_factor" in scaling:

@@ -12,10 +12,14 @@ import pytest
 from flax import nnx
 
 from jsg.conversion.convert import convert
+from jsg.engine.device.panels import lay_out
+from jsg.engine.dry_run import weight_bytes
 from jsg.errors import ModelError
 from jsg.gguf import folder
+from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.form import Form
 from jsg.models.config import read_spec
-from jsg.models.loading import load_model
+from jsg.models.loading import load_model, with_kept
 from jsg.models.spec import ModelSpec
 from jsg.sources import resolve_model
 from tests.gguf.models import made, write_twin
@@ -27,10 +31,25 @@ SAME = (
     "gemma3 phi3 phi3_longrope"
 ).split()
 MAX_DIFFERENCE = 5e-5
+FORMS = {
+    "Q8_0": Form("int8", 32, "float16"),
+    "Q4_0": Form("int4", 32, "float16"),
+    "Q6_K": Form("int8", 16, "float32"),
+}
+"""Types whose numbers are kept in 8 or 4 bits, and how."""
 
 
 def parameters(model: nnx.Module) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model))]
+    """The numbers of each parameter, also of those in few bits."""
+    values = [node.get_value() for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)]
+    return [np.asarray(x.restored(np.float32) if isinstance(x, Quantised) else x) for x in values]
+
+
+def kept(model: nnx.Module) -> dict[str, Form]:
+    """How parameters are kept in few bits, by the first of their tensors."""
+    params = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)]
+    params = [param for param in params if isinstance(param.get_value(), Quantised)]
+    return {param.get_metadata("origin").sources[0].name: param.get_value().form for param in params}
 
 
 def in_float32(spec: ModelSpec) -> str:
@@ -131,10 +150,42 @@ def test_a_converted_model_has_the_restored_numbers(tmp_path: Path):
 
 
 def test_the_log_says_what_restoring_costs(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    model = made("wide")
-    directory = resolve_model(str(model.write(tmp_path / "m.gguf")))
+    directory = resolve_model(str(made("wide").write(tmp_path / "m.gguf")))
     with caplog.at_level(logging.INFO):
         load_model(directory, read_spec(directory), dtype="bfloat16")
     (said,) = [record.message for record in caplog.records if "few bits" in record.message]
-    packed = [len(data) for kind, _, data in model.tensors.values() if kind.startswith("Q")]
-    assert said.startswith(f"{len(packed)} kernels in few bits ({sum(packed) / 1e9:.2f} GB) are restored to bfloat16")
+    assert re.fullmatch(
+        r"\d+ kernels in few bits \(0.00 GB\) are restored to bfloat16 as they are read, .* 0.00 GB", said
+    )
+
+
+@pytest.mark.parametrize(("kind", "form"), FORMS.items())
+def test_numbers_with_a_scale_of_their_group_are_kept(kind: str, form: Form, tmp_path: Path):
+    """As they are in the file, in all products and on several devices, and the memory plan counts them so."""
+    model = made(
+        "wide", kind_of=lambda stored, length: kind if length % (256 if kind == "Q6_K" else 32) == 0 else "F16"
+    )
+    directory = resolve_model(str(model.write(tmp_path / "m.gguf")))
+    twin = write_twin(tmp_path / "twin", "wide", model)
+    spec = with_kept(directory, read_spec(directory))
+    ours, theirs = load_model(directory, spec), load_model(twin, read_spec(twin))
+    assert set(kept(ours).values()) == {form}
+    assert len(kept(ours)) == (3 if kind == "Q6_K" else 12)
+    for here, there in zip(parameters(ours), parameters(theirs), strict=True):
+        np.testing.assert_array_equal(here, there)
+    planned, _ = weight_bytes(spec, np.dtype(np.float32), "none", 1, 1)
+    assert planned == sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(ours)))
+    lay_out(ours)
+    tokens = random_tokens("wide", 0, 40)
+    logits = [PagedModel(read_spec(directory), each).extend({0: tokens})[0] for each in (ours, theirs)]
+    assert np.abs(logits[0] - logits[1]).max() < MAX_DIFFERENCE
+
+
+def test_layers_in_other_bits_are_traced_by_themselves(tmp_path: Path):
+    model = made("wide")
+    directory, twin = resolve_model(str(model.write(tmp_path / "m.gguf"))), write_twin(tmp_path / "twin", "wide", model)
+    ours, theirs = load_directory(directory), load_directory(twin)
+    assert {name.split(".")[2] for name in kept(ours[1]) if "down_proj" in name} == {"2"}  # the one of Q6_K
+    tokens = random_tokens("wide", 0, 40)
+    logits = [PagedModel(*each).extend({0: tokens})[0] for each in (ours, theirs)]
+    assert np.abs(logits[0] - logits[1]).max() < MAX_DIFFERENCE

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 
 from jsg.gguf.container import read_container
 from jsg.gguf.tensors import GgufTensor
@@ -40,11 +42,9 @@ def test_restored_numbers_are_those_of_the_formula(kind: str, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", CODES)
 def test_the_package_of_llama_cpp_restores_the_same(kind: str, tmp_path: Path):
-    quants = pytest.importorskip("gguf.quants")
-    constants = pytest.importorskip("gguf.constants")
     tensor, data, _ = written(tmp_path / "m.gguf", kind)
     raw = np.frombuffer(data, {"F32": np.float32, "F16": np.float16}.get(kind, np.uint8)).reshape(SHAPE[0], -1)
-    theirs = quants.dequantize(raw, constants.GGMLQuantizationType[kind])
+    theirs = dequantize(raw, GGMLQuantizationType[kind])
     np.testing.assert_array_equal(tensor.read(CUTS[0]).astype(np.float32), theirs)
 
 

@@ -129,6 +129,18 @@ def test_every_device_chooses_alike_and_has_its_own_experts_in_front(implementat
     assert sum(sizes) == 74 and not any(sizes[len(sizes) // 2 :])
 
 
+@pytest.mark.parametrize(("implementation", "num_experts"), [("triton", 8), ("triton", 40), ("reference", 8)])
+def test_padding_reads_no_kernel(implementation: str, num_experts: int):
+    """It chooses what the last real token chooses, whatever stands there; the real tokens as without it."""
+    logits, choice, count = some_logits(37, num_experts), most_likely(2), 5
+    route = functools.partial(ops.expert_routes, choice=choice, implementation=implementation)
+    routes = jax.jit(lambda x, num_real: route(x, num_real=num_real), compiler_options=QUICKLY)
+    padded = np.concatenate([logits[:count], np.full_like(logits[count:], np.nan)])
+    repeated = logits[np.minimum(np.arange(37), count - 1)]
+    check_is_the_definition(repeated, choice, routes(padded, count))
+    assert np.isnan(np.asarray(routes(padded, 0).weights)).sum() == 0, "without a token the first row says it"
+
+
 @pytest.mark.parametrize("block", [16, pytest.param(1, marks=pytest.mark.slow)])
 def test_however_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatch, block: int):
     monkeypatch.setattr(expert_routes, "sizes_for", lambda *_, **__: {"block_elements": 8 * block, "num_warps": 4})

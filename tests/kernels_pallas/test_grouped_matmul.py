@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.grouped_matmul import tile_of
+from jsg.kernels_pallas.activation import Activation, ClampedGate
+from jsg.kernels_pallas.grouped_matmul import MOST_AT_ONCE, tile_of
+from jsg.kernels_pallas.inputs import GroupKernels
 from tests.kernels_pallas.definition import QUICKLY
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -138,6 +140,52 @@ def test_the_result_has_the_type_that_was_asked_for(implementation: str):
     arguments = case([4, 0, 0, 0], "bfloat16")
     for result in ("bfloat16", "float32"):
         assert jax.eval_shape(compiled(implementation, result), *arguments).dtype == jnp.dtype(result)
+
+
+@pytest.mark.parametrize(
+    ("activation", "dtype", "has_more"),
+    [
+        ("silu", "bfloat16", False),
+        ("relu2", "float32", False),
+        (ClampedGate(limit=1.0, slope=1.7), "float32", True),
+        pytest.param("gelu_tanh", "float32", True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_gates_are_in_the_launch_of_their_products(activation: Activation, dtype: str, has_more: bool):
+    """As in launches of their own, of rows in any order, also with scales and biases of each kernel."""
+    rows, kernels, sizes = case(SIZES[0], dtype)
+    rng = np.random.default_rng(3)
+    tokens = rng.permutation(NUM_ROWS).astype(np.int32)
+    more = [
+        [rng.uniform(0.5, 1.5, (len(sizes), *each)).astype(np.float32) for each in ((1, WIDTH), (WIDTH,))] for _ in "ab"
+    ]
+    given = [
+        GroupKernels(each, *(extra if has_more else ()))
+        for each, extra in zip((kernels, kernels[::-1]), more, strict=True)
+    ]
+    given = given[:1] if activation == "relu2" else given
+    run = functools.partial(ops.grouped_gated, activation=activation, result=dtype)
+    shuffled = np.zeros_like(rows)
+    shuffled[tokens] = rows
+    found, apart = (
+        np.asarray(jax.jit(functools.partial(run, implementation=how))(shuffled, tokens, given, sizes), np.float32)
+        for how in ("triton", "reference")
+    )
+    live = slice(sum(sizes))
+    np.testing.assert_allclose(found[live], apart[live], rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    in_order = np.asarray(
+        jax.jit(functools.partial(run, implementation="triton"))(rows, None, given, sizes), np.float32
+    )
+    np.testing.assert_array_equal(in_order[live], found[live])
+
+
+def test_many_rows_have_launches_of_their_own():
+    rows, kernels, sizes = map(jnp.asarray, case(SIZES[0], rows=MOST_AT_ONCE + 1))
+    with pytest.raises(NotImplementedError, match="at most 512 rows"):
+        ops.grouped_gated(
+            rows, None, [GroupKernels(kernels)], sizes, "relu2", result="float32", implementation="triton"
+        )
 
 
 def test_types_that_differ_are_left_to_the_reference():

@@ -177,6 +177,20 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: str):
         np.testing.assert_array_equal(product, whole[part], str(part))
 
 
+@pytest.mark.parametrize("kind", ["AWQ", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int8", "int4", "MXFP4"))])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_multiply_their_own_rows(kind: str, dtype: str):
+    """Whatever rows the others have, none included: each row has the bits that it has with its kernel alone."""
+    several, x, counts, width = kernel(kind, 192, 5 * 14)[0], rows(33, 192, dtype), [3, 0, 20, 1, 9], 14
+    alone = [jax.tree.map(lambda part, e=e: part[width * e : width * (e + 1)], several) for e in range(5)]
+    parts = np.split(x, np.cumsum(counts)[:-1])
+    pairs = [(part, own) for part, own in zip(parts, alone, strict=True) if len(part)]
+    found = jax.jit(lambda x, kernel, sizes: ops.matmul(x, kernel, sizes=sizes))(
+        x, several, jnp.array(counts, jnp.int32)
+    )
+    np.testing.assert_array_equal(found, np.concatenate(products(pairs)))
+
+
 @pytest.mark.parametrize("kind", ["int4", "AWQ"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_in_4_bits_what_is_not_finite_stays_in_its_row(dtype: str, kind: str):

@@ -10,12 +10,10 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
-from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.registry import ALIASES, FAMILIES
 from jsg.models.spec import ModelSpec
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.window import Window
 from tests.golden.variants import LLAMA
 from tests.models.test_config import read

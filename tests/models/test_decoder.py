@@ -28,14 +28,13 @@ from jsg.models.block_spec import (
     RouterSpec,
     StackSpec,
 )
-from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.decoder import Decoder, Layer
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.inputs import ForwardInputs
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
 from jsg.models.loading import load_model
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec
 from jsg.window import Window
 from tests.models.paged import NUM_ROWS, PagedModel
 

@@ -17,6 +17,7 @@ from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, RouterSpec
 from jsg.models.experts import SparseFeedForward
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.models.paged import MAX_TOKENS, PagedModel, load_directory
 from tests.models.test_config import read
 from tests.own_process import said
 
@@ -152,6 +153,27 @@ def test_what_stays_float32_in_a_model_of_bfloat16(monkeypatch: pytest.MonkeyPat
     errors = [np.abs(np.asarray(logits, np.float64) - exact).max() for logits in given]
     assert errors[0] > 1e-3 > 1e-5 > errors[1] == errors[2]
     assert not np.array_equal(results[1], results[2]) and np.abs(results[1] - results[2]).max() < 0.05
+
+
+def test_padding_reads_no_expert_that_no_token_chose(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """One row of a step with room for more, and a prompt: in each layer as many copies, of no more experts."""
+    sizes: list[np.ndarray] = []
+    routes = ops.expert_routes
+
+    def noted(*given: Any, **how: Any) -> Routes:
+        made = routes(*given, **how)
+        jax.debug.callback(lambda found: sizes.append(np.asarray(found)), made.sizes)
+        return made
+
+    monkeypatch.setattr(ops, "expert_routes", noted)
+    write_checkpoint(tmp_path, "mixtral_three_of_five", random_tensors("mixtral_three_of_five", 0))
+    config, model = load_directory(tmp_path)
+    paged = PagedModel(config, model)
+    paged.extend({0: [7]})
+    paged.decode({0: 9})
+    jax.effects_barrier()
+    assert len(sizes) == 2 * config.num_layers
+    assert all(each.sum() == MAX_TOKENS * CHOSEN and np.count_nonzero(each) == CHOSEN for each in sizes)
 
 
 @pytest.mark.parametrize(

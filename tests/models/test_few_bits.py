@@ -16,7 +16,8 @@ from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import read_spec
 from jsg.models.published.kernel import Kernel
 from tests.golden.variants import LLAMA
-from tests.models.packers import FORMS, MXFP4, Form, Packer, Tensors, write_packed
+from tests.models import few_bits_reference
+from tests.models.packers import FORMS, MXFP4, Form, Packer, Tensors, write, write_packed
 
 SHAPES = {"model.layers.0.self_attn.k_proj.weight": (96, 64), "model.layers.0.mlp.down_proj.weight": (64, 96)}
 EXPERTS = {"model.layers.0.mlp.experts.down_proj": (3, 64, 96)}
@@ -55,6 +56,19 @@ def test_what_is_restored_equals_the_formula_of_the_format_to_the_bit(tmp_path: 
                     ends = [sorted(rng.choice(length + 1, 2, replace=False)) for length in whole.shape]
                     slices = tuple(slice(*map(int, each)) for each in ends)
                     np.testing.assert_array_equal(checkpoint.read(name, slices), whole[slices], case)
+
+
+def test_what_is_restored_is_what_other_programs_restore(tmp_path: Path) -> None:
+    """transformers and compressed-tensors, recorded by `few_bits_reference.py`."""
+    record = json.loads(few_bits_reference.RECORD.read_text())
+    assert len(record) > 15
+    for case, digest in record.items():
+        form = MXFP4 if case == "mxfp4" else FORMS[case]
+        (tmp_path / case).mkdir()
+        (tmp_path / case / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": form.config}))
+        write(tmp_path / case / "model.safetensors", few_bits_reference.drawn(case))
+        with open_checkpoint(tmp_path / case, read_spec(tmp_path / case).names) as checkpoint:
+            assert few_bits_reference.digest(checkpoint.read(few_bits_reference.NAME)) == digest, case
 
 
 def test_few_bits_are_given_as_they_are(tmp_path: Path) -> None:
@@ -146,6 +160,7 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
         "NaN of 8": (FORMS["nvfp4"], changed("k_proj.weight_scale", with_nan), "scales of .*k_proj.weight must be fin"),
         "NaN of bytes": (FORMS["fp8 bytes"], changed("k_proj.weight_scale_inv", with_nan), "must be finite"),
         "factor": (FORMS["nvfp4"], changed("k_proj.weight_global_scale", np.zeros_like), "must be finite"),
+        "empty": (FORMS["gptq"], changed("k_proj.qweight", lambda x: x[:0]), "k_proj.qweight must have numbers, but"),
         "far group": (FORMS["gptq order"], changed("k_proj.g_idx", far), r"columns of .*k_proj.* in \[0, 2\), .*77"),
         "skipped": (
             Form({**FORMS["fp8"].config, "modules_to_not_convert": ["down_proj"]}, FORMS["fp8"].pack),

@@ -9,8 +9,8 @@ import pytest
 from jsg.engine.problems import find_problems
 from jsg.errors import ModelError
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.state_specs import DeltaSpec
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.paged import PagedModel, load_directory

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 from jsg.conversion.convert import convert
 from jsg.errors import ModelError
-from jsg.models.build import build_model
 from jsg.models.config import read_spec
 from jsg.models.decoder import Decoder
+from jsg.models.llava import build_model
 from jsg.models.loading import abstract_model, load_model, resolve_dtype
 from jsg.models.registry import FAMILIES
 from jsg.models.spec import ModelSpec

@@ -83,7 +83,7 @@ def test_what_the_whole_file_may_not_say(tmp_path):
     text = VARIANTS["gemma3"]
     with pytest.raises(ModelError, match="has no field 'audio_config'"):
         read(tmp_path, whole(text, audio_config={"x": 1}))
-    with pytest.raises(ModelError, match="use_bidirectional_attention must be false"):
+    with pytest.raises(ModelError, match="use_bidirectional_attention must be False"):
         read(tmp_path, whole(text | {"use_bidirectional_attention": True}))
     with pytest.raises(ModelError, match="has no field 'attn_logit_softcapping'"):
         read(tmp_path, whole(text | {"attn_logit_softcapping": 50.0}))

@@ -28,6 +28,7 @@ from jsg.kernels_pallas import (
 from jsg.kernels_pallas.attention_block import padded_rows
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.expert_routes import expert_routes
+from jsg.kernels_pallas.inputs import GroupKernels
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
@@ -215,6 +216,24 @@ def takes_fp8(of: Card) -> bool:
 def stored_types(of: Card) -> list[str]:
     """Types in 8 bits of kernels of experts that the engine takes on this card."""
     return ["int8", "float8_e4m3fn"] if takes_fp8(of) else ["int8"]
+
+
+@pytest.mark.parametrize("num_rows", [64, 512])
+@pytest.mark.parametrize("name", ["h200", *OTHER_CARDS])
+def test_gates_of_experts_are_in_the_launch_of_their_products(name: str, num_rows: int, nvdisasm):
+    """The most rows are those of few groups: with many, as in Qwen3.5-35B-A3B, each has few."""
+    experts, depth, width = (256, 2048, 512) if num_rows == 64 else EXPERTS["8x7b-up"]
+    for stored in ("bfloat16", "int8"):
+        scale = None if stored == "bfloat16" else array(experts, 1, width, dtype="float32")
+        kernels = [GroupKernels(array(experts, depth, width, dtype=stored), scale)] * 2
+        program = compile_for(
+            name,
+            functools.partial(grouped_matmul.grouped_gated, activation="silu"),
+            *(array(num_rows // 2, depth), array(num_rows, dtype="int32"), kernels, array(experts, dtype="int32")),
+        )
+        (launch,) = program.launches
+        assert program.temporary_bytes == 0 and launch.shared_bytes <= program.card.shared_bytes
+        assert spills(program.instructions(launch.name, nvdisasm)) == set()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ MOST = {
     ("dense", "decode-32"): (13, 2),
     ("dense", "decode-256"): (11, 10),
     ("dense", "prefill-8192"): (10, 850),
-    ("experts", "decode-32"): (18, 6),
+    ("experts", "decode-32"): (15, 6),
     ("experts", "decode-256"): (16, 20),
     ("experts", "prefill-8192"): (15, 1150),
 }

@@ -13,10 +13,9 @@ from jsg.engine.device.pool_sizes import WindowPool, pool_sizes
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS, QUERY_TILE
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.state_specs import DeltaSpec, MambaSpec
 from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 from jsg.window import Window

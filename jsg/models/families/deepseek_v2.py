@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import deepseek_v3, glm4_moe
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 
 
@@ -22,12 +22,11 @@ FAMILY = deepseek_v3.FAMILY.variant(
     model_type="deepseek_v2",
     only={"scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 1}
     | {"norm_topk_prob": False, "rope_interleave": True, "mlp_bias": False},
-    defaults=sizes(
+    defaults=usual(
         vocab=102400, width=4096, inner=11008, layers=32, heads=32, kv_heads=None, context=2048, expert_inner=1407
     )
+    | usual(bos=1, eos=2)
     | {
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "n_routed_experts": 64,
         "n_shared_experts": 2,
         "num_experts_per_tok": 6,  # as in all files; transformers has no default

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from jsg.fields import Fields
 from jsg.models.block_spec import NormSpec, QueryScaleSpec
 from jsg.models.families import glm4_moe
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS, is_on
 from jsg.models.rope_fields import read_rope, rope_section
@@ -61,12 +61,11 @@ FAMILY = glm4_moe.FAMILY.variant(
     model_type="deepseek_v3",
     other_types=("kimi_k2",),
     only={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
-    defaults=sizes(
+    defaults=usual(
         vocab=129280, width=7168, inner=18432, layers=61, heads=128, kv_heads=128, context=4096, expert_inner=2048
     )
+    | usual(eps=1e-6, bos=0, eos=1)
     | {
-        "bos_token_id": 0,
-        "eos_token_id": 1,
         "q_lora_rank": 1536,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -78,7 +77,6 @@ FAMILY = glm4_moe.FAMILY.variant(
         "topk_group": 4,
         "first_k_dense_replace": 3,
         "routed_scaling_factor": 2.5,
-        "rms_norm_eps": 1e-6,
     },
     without="head_dim partial_rotary_factor use_qk_norm",
     ignored="head_dim qk_head_dim ep_size",

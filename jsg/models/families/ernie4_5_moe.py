@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
@@ -31,13 +31,11 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 FAMILY = PLAIN.variant(
     model_type="ernie4_5_moe",
     only={"compression_ratio": 1.0, "use_bias": False},  # with biases the head has one, too
-    defaults=sizes(
+    defaults=usual(
         vocab=103424, width=2560, inner=12288, layers=28, heads=20, kv_heads=4, context=131072, expert_inner=1536
     )
+    | usual(eps=1e-5, theta=500_000.0, tied=True)
     | {
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": True,
         "moe_k": 6,
         "moe_num_experts": 64,
         "moe_num_shared_experts": 2,

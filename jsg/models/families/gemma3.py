@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import gemma2
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.parts import FULL, SLIDING, by_kind, read_ropes
 from jsg.models.wrapper import Wrapper
 
@@ -17,7 +17,7 @@ def attention(config: Fields) -> dict[str, AttentionSpec]:
 
 FAMILY = gemma2.FAMILY.variant(
     model_type="gemma3_text",
-    defaults=sizes(vocab=262208, context=131072)
+    defaults=usual(vocab=262208, context=131072)
     | {
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,

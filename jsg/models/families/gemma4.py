@@ -17,7 +17,7 @@ from jsg.models.block_spec import (
     stacked,
 )
 from jsg.models.families import gemma2
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.spec import ModelSpec
 from jsg.models.wrapper import Wrapper
 
@@ -100,8 +100,8 @@ def _shapes(config: Fields) -> list[Fields]:
 
 def mlp(config: Fields) -> list[FeedForwardSpec]:
     """The block of each layer. Layers without keys and values of their own may have one that is twice as wide."""
-    block, widening = gemma2.mlp(config), 2 if parts.is_on(config, "use_double_wide_mlp") else 1
-    wide = dataclasses.replace(block, inner=block.inner * widening)
+    block, is_wide = parts.read_feed_forward(config, **gemma2.MLP), parts.is_on(config, "use_double_wide_mlp")
+    wide = dataclasses.replace(block, inner=2 * block.inner) if is_wide else block
     return [block if source is None else wide for source in _sources(config)]
 
 
@@ -169,7 +169,7 @@ def _beside(config: Fields) -> BesideSpec | None:
 
 FAMILY = gemma2.FAMILY.variant(
     model_type="gemma4_text",
-    defaults=sizes(vocab=262144, layers=30, context=131072, window=512, expert_inner=None)
+    defaults=usual(vocab=262144, layers=30, context=131072, window=512, expert_inner=None)
     | {
         "rope_parameters": ROPES,
         "final_logit_softcapping": None,
@@ -186,6 +186,7 @@ FAMILY = gemma2.FAMILY.variant(
         "num_experts": None,
         "top_k_experts": None,
     },
+    only={"hidden_activation": "gelu_pytorch_tanh"},
     without="query_pre_attn_scalar rope_theta attn_logit_softcapping",
     ignored="hidden_act",
     attention=attention,

@@ -7,7 +7,7 @@ from typing import Any
 from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 
 LEAST_SUM = 1e-20
 """What transformers adds to the sum of weights."""
@@ -73,16 +73,13 @@ def mlp(config: Fields, kinds_field: str | None = None, **of_experts: Any) -> li
 
 FAMILY = PLAIN.variant(
     model_type="glm4_moe",
-    defaults=sizes(
+    defaults=usual(
         vocab=151552, inner=10944, layers=46, heads=96, kv_heads=8, context=131072, expert_inner=1408, per_token=8
     )
+    | usual(eps=1e-5, bos=None, eos=None)
     | {
         "head_dim": 128,  # as in all files; without it transformers would turn an odd number of 42
-        "rms_norm_eps": 1e-5,
         "partial_rotary_factor": 0.5,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "attention_bias": False,
         "use_qk_norm": False,
         "n_routed_experts": 128,
         "n_shared_experts": 1,

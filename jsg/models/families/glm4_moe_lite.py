@@ -3,14 +3,14 @@
 from functools import partial
 
 from jsg.models.families import deepseek_v3, glm4_moe
-from jsg.models.family import sizes
+from jsg.models.family import usual
 
 MLP = {**glm4_moe.SIGMOIDS, "kinds_field": "mlp_layer_types"}
 
 FAMILY = deepseek_v3.FAMILY.variant(
     model_type="glm4_moe_lite",
     only={**deepseek_v3.FAMILY.only, "first_k_dense_replace": 1},
-    defaults=sizes(
+    defaults=usual(
         vocab=154880, width=2048, inner=10240, layers=47, heads=20, kv_heads=20, context=202752, expert_inner=1536
     )
     | {

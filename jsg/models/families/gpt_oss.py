@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.kernels_pallas.activation import ClampedGate
 from jsg.models.block_spec import ExpertsSpec, stacked
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_experts
 
 
@@ -22,12 +22,11 @@ def mlp(config: Fields) -> ExpertsSpec:
 
 FAMILY = PLAIN.variant(
     model_type="gpt_oss",
-    defaults=sizes(
+    defaults=usual(
         vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, head_dim=64, context=131072, window=128
     )
+    | usual(eps=1e-5, theta=150_000.0, bos=None, eos=None)
     | {
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150_000.0,
         "rope_parameters": {
             "rope_type": "yarn",
             "factor": 32.0,
@@ -36,8 +35,6 @@ FAMILY = PLAIN.variant(
             "truncate": False,
             "original_max_position_embeddings": 4096,
         },
-        "bos_token_id": None,
-        "eos_token_id": None,
         "attention_bias": True,
         "layer_types": None,
         "num_local_experts": 128,

@@ -21,6 +21,5 @@ EXPERTS: dict[str, Any] = {
 FAMILY = granite.FAMILY.variant(
     model_type="granitemoe",
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
-    without="mlp_bias",
     mlp=EXPERTS,
 )

@@ -4,8 +4,8 @@ from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import granite, granitemoe
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.spec import Mixer
+from jsg.models.state_specs import MambaSpec
 
 KINDS = {"mamba": parts.LINEAR, "attention": parts.FULL, parts.LINEAR: parts.LINEAR, parts.FULL: parts.FULL}
 """What files call the kinds of layers → what transformers does."""
@@ -85,7 +85,6 @@ FAMILY = granite.FAMILY.variant(
         "time_step_limit": [0.0, float("inf")],
     },
     only={"mamba_proj_bias": False, "normalization_function": "rmsnorm"},
-    without="mlp_bias",
     ignored="mamba_chunk_size init_method",
     aliases={"layers_block_type": "layer_types"},
     attention=attention,

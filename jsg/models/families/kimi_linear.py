@@ -9,11 +9,11 @@ from typing import Any
 from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import deepseek_v3, glm4_moe, glm4_moe_lite
 from jsg.models.families.qwen3_next import KINDS
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.spec import CAUSAL_PREFIXES, Mixer, ModelSpec
+from jsg.models.state_specs import DeltaSpec
 from jsg.models.without_effect import refuse_unknown
 
 SECTION = "linear_attn_config"
@@ -85,13 +85,11 @@ FAMILY = deepseek_v3.FAMILY.variant(
     model_type="kimi_linear",
     only={"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "mla_use_nope": True}
     | {"tie_word_embeddings": False},
-    defaults=sizes(
+    defaults=usual(
         vocab=163840, width=2304, inner=9216, layers=27, heads=32, kv_heads=32, context=1048576, expert_inner=1024
     )
+    | usual(eps=1e-5, bos=163584, eos=163586)
     | {
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 163584,
-        "eos_token_id": 163586,
         "q_lora_rank": None,
         "num_local_experts": 256,
         "n_group": 1,

@@ -4,10 +4,10 @@ import dataclasses
 
 from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec
-from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import FULL, MAX_TAPS, num_layers, read_attention, read_feed_forward, read_list, read_norm
 from jsg.models.spec import Mixer, ModelSpec
+from jsg.models.state_specs import ConvolutionSpec
 from jsg.models.wrapper import Wrapper
 
 CONV = "conv"
@@ -46,7 +46,7 @@ def mlp(config: Fields) -> FeedForwardSpec:
 
 def read_block(config: Fields) -> FeedForwardSpec:
     """A block of the width that the file gives."""
-    return dataclasses.replace(read_feed_forward(config), **FEED_FORWARD)
+    return read_feed_forward(config, **FEED_FORWARD)
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:
@@ -60,11 +60,10 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 FAMILY = PLAIN.variant(
     model_type="lfm2",
-    defaults=sizes(vocab=65536, width=2560, inner=12288, kv_heads=8, context=128000)
+    defaults=usual(vocab=65536, width=2560, inner=12288, kv_heads=8, context=128000)
+    | usual(theta=1_000_000.0, tied=True)
     | {
         "norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
         "tie_embedding": None,
         "conv_L_cache": 3,
         "conv_bias": False,

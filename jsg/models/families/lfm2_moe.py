@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import lfm2
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.parts import first_dense, is_on, read_experts
 
 ADDED = 1e-6
@@ -31,7 +31,7 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 
 FAMILY = lfm2.FAMILY.variant(
     model_type="lfm2_moe",
-    defaults=sizes(width=2048, inner=7168, expert_inner=1792, per_token=4)
+    defaults=usual(width=2048, inner=7168, expert_inner=1792, per_token=4)
     | {
         "num_dense_layers": 2,
         "num_experts": 32,

@@ -15,7 +15,7 @@ def kinds(config: Fields) -> list[str]:
 
 FAMILY = PLAIN.variant(
     model_type="llama",
-    defaults={"attention_bias": False, "mlp_bias": False},
+    defaults={},
     ignored="sliding_window use_sliding_window max_window_layers layer_types",
     attention={"bias": "attention_bias"},
     kinds=kinds,

@@ -6,7 +6,7 @@ from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, QueryScaleSpec, stacked
 from jsg.models.families.smollm3 import read_roped_layers
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
 from jsg.models.wrapper import Wrapper
 from jsg.window import Window
@@ -66,14 +66,12 @@ def _experts(config: Fields) -> ExpertsSpec:
 
 FAMILY = PLAIN.variant(
     model_type="llama4_text",
-    defaults=sizes(
+    defaults=usual(
         vocab=202048, width=5120, inner=8192, layers=48, heads=40, kv_heads=8, head_dim=128, context=131072, per_token=1
     )
+    | usual(eps=1e-5, theta=500_000.0)
     | {
         "intermediate_size_mlp": 16384,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "attention_bias": False,
         "use_qk_norm": True,
         "no_rope_layers": None,
         "no_rope_layer_interval": 4,

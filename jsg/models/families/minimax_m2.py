@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import mixtral
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import MAX_HEAD_DIM, read_attention
 
 
@@ -29,14 +29,12 @@ FAMILY = PLAIN.variant(
         "layernorm_full_attention_beta": 1.0,
         "layernorm_mlp_beta": 1.0,
     },
-    defaults=sizes(
+    defaults=usual(
         vocab=200064, width=3072, inner=1536, layers=62, heads=48, kv_heads=8, head_dim=128, context=196608, per_token=8
     )
+    | usual(theta=5_000_000.0, bos=200034, eos=200020)
     | {
         "rotary_dim": None,
-        "rope_theta": 5_000_000.0,
-        "bos_token_id": 200034,
-        "eos_token_id": 200020,
         "num_local_experts": 256,
         "attn_type_list": None,
         "num_mtp_modules": 0,

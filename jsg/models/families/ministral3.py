@@ -3,12 +3,24 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, QueryScaleSpec
 from jsg.models.families import mistral
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.parts import read_attention
 from jsg.models.rope_fields import read_original, rope_section
 
 BETA = "llama_4_scaling_beta"
 OWN_ROPE_FIELDS = frozenset({BETA, "max_position_embeddings"})
+
+YARN = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    BETA: 0.1,
+}
 
 
 def attention(config: Fields) -> AttentionSpec:
@@ -24,20 +36,10 @@ def read_growth(config: Fields) -> QueryScaleSpec:
 
 FAMILY = mistral.FAMILY.variant(
     model_type="ministral3",
-    defaults=sizes(vocab=131072, layers=34, head_dim=128, context=262144, window=None)
+    defaults=usual(vocab=131072, layers=34, head_dim=128, context=262144, window=None)
     | {
         "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "type": "yarn",
-            "rope_theta": 1_000_000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            BETA: 0.1,
-        },
+        "rope_parameters": YARN,
     },
     attention=attention,
 )

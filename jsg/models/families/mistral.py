@@ -1,7 +1,7 @@
 """Mistral: Llama without biases, with one window for all layers or none."""
 
 from jsg.fields import Fields
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import SLIDING, all_full, num_layers
 
 
@@ -16,7 +16,7 @@ def kinds(config: Fields) -> list[str]:
 
 FAMILY = PLAIN.variant(
     model_type="mistral",
-    defaults=sizes(inner=14336, kv_heads=8, context=131072, window=4096),
+    defaults=usual(inner=14336, kv_heads=8, context=131072, window=4096),
     ignored="use_sliding_window",
     kinds=kinds,
 )

@@ -5,8 +5,8 @@ from functools import partial
 from jsg.fields import Fields
 from jsg.models.block_spec import stacked
 from jsg.models.families import deepseek_v3, glm4_moe
-from jsg.models.families.ministral3 import BETA, OWN_ROPE_FIELDS, read_growth
-from jsg.models.family import sizes
+from jsg.models.families.ministral3 import OWN_ROPE_FIELDS, YARN, read_growth
+from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import rope_section
 
@@ -25,12 +25,11 @@ def attention(config: Fields) -> LatentSpec:
 FAMILY = deepseek_v3.FAMILY.variant(
     model_type="mistral4",
     only={},
-    defaults=sizes(
+    defaults=usual(
         vocab=131072, width=4096, inner=12288, layers=36, heads=32, kv_heads=32, context=1048576, per_token=4
     )
+    | usual(bos=1, eos=2)
     | {
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "q_lora_rank": 1024,
         "kv_lora_rank": 256,
         "qk_nope_head_dim": 64,
@@ -39,17 +38,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "topk_group": 1,
         "first_k_dense_replace": 0,
         "routed_scaling_factor": 1.0,
-        "rope_parameters": {
-            "type": "yarn",
-            "rope_theta": 10_000.0,
-            "factor": 128.0,
-            "original_max_position_embeddings": 8192,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            BETA: 0.1,
-        },
+        "rope_parameters": YARN | {"rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192},
     },
     without="num_nextn_predict_layers",
     ignored="head_dim qk_head_dim",

@@ -1,7 +1,7 @@
 """Mixtral: Mistral with a feed-forward block of several experts."""
 
 from jsg.models.families import mistral
-from jsg.models.family import sizes
+from jsg.models.family import usual
 
 TENSORS = {
     "gate": "block_sparse_moe.experts.{expert}.w1",
@@ -11,10 +11,9 @@ TENSORS = {
 
 FAMILY = mistral.FAMILY.variant(
     model_type="mixtral",
-    defaults=sizes(window=None, per_token=2)
+    defaults=usual(window=None, per_token=2)
+    | usual(eps=1e-5, theta=1_000_000.0)
     | {
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
         "num_local_experts": 8,
     },
     aliases={"num_experts": "num_local_experts"},

@@ -14,7 +14,7 @@ from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec, LatentExpertsSpec, NoMixer
 from jsg.models.families import glm4_moe
 from jsg.models.families.granitemoehybrid import KINDS, read_mamba
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import FULL, LINEAR, MAX_LAYERS, MLP, is_on, read_heads
 from jsg.models.spec import Mixer, ModelSpec
 
@@ -94,14 +94,13 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 FAMILY = PLAIN.variant(
     model_type="nemotron_h",
-    defaults=sizes(
+    defaults=usual(
         vocab=131072, inner=21504, layers=None, kv_heads=8, head_dim=128, context=4096, expert_inner=7688, per_token=2
     )
     | {
         "layers_block_type": None,
         "hybrid_override_pattern": "ME*-",
         "layer_norm_epsilon": 1e-5,
-        "mlp_bias": False,
         "mamba_num_heads": 128,
         "mamba_head_dim": 64,
         "n_groups": 8,

@@ -4,7 +4,7 @@ import dataclasses
 from functools import partial
 
 from jsg.fields import Fields
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_switched_kinds
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
 from jsg.models.spec import ModelSpec
@@ -29,14 +29,13 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 FAMILY = PLAIN.variant(
     model_type="qwen2",
-    defaults=sizes(vocab=151936, inner=22016, kv_heads=32, context=32768, window=4096)
+    defaults=usual(vocab=151936, inner=22016, kv_heads=32, context=32768, window=4096)
+    | usual(bos=None, eos=None)
     | {
         "use_sliding_window": False,
         "max_window_layers": 28,
         "layer_types": None,
         "dual_chunk_attention_config": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
     },
     attention={"qkv_bias": True},
     kinds=partial(read_switched_kinds, slides=slides),

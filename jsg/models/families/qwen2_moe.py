@@ -7,7 +7,7 @@ from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import qwen2
-from jsg.models.family import sizes
+from jsg.models.family import usual
 
 EXPERTS = {
     "num_experts": 60,
@@ -50,7 +50,7 @@ def slides(config: Fields, layer: int) -> bool:
 FAMILY = qwen2.FAMILY.variant(
     model_type="qwen2_moe",
     defaults=EXPERTS
-    | sizes(width=2048, inner=5632, layers=24, heads=16, kv_heads=16)
+    | usual(width=2048, inner=5632, layers=24, heads=16, kv_heads=16)
     | {
         "shared_expert_intermediate_size": 5632,
         "qkv_bias": True,

@@ -18,6 +18,6 @@ def attention(config: Fields) -> AttentionSpec:
 
 FAMILY = qwen2.FAMILY.variant(
     model_type="qwen3",
-    defaults={"head_dim": 128, "attention_bias": False},
+    defaults={"head_dim": 128},
     attention=attention,
 )

@@ -2,7 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.families import qwen2_moe, qwen3_next
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.spec import Mixer
 from jsg.models.wrapper import Wrapper
 
@@ -20,7 +20,7 @@ def attention(config: Fields) -> dict[str, Mixer]:
 FAMILY = qwen3_next.FAMILY.variant(
     model_type="qwen3_5_text",
     only={"mamba_ssm_dtype": "float32", "attn_output_gate": True},
-    defaults=sizes(vocab=248320, width=4096, inner=12288, layers=32, kv_heads=4)
+    defaults=usual(vocab=248320, width=4096, inner=12288, layers=32, kv_heads=4)
     | {
         "output_gate_type": GATES[0],
     },

@@ -5,7 +5,7 @@ import dataclasses
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.families import qwen2_moe, qwen3_5
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.parts import read_experts
 
 
@@ -16,7 +16,7 @@ def mlp(config: Fields) -> ExpertsSpec:
 
 FAMILY = qwen3_5.FAMILY.variant(
     model_type="qwen3_5_moe_text",
-    defaults=sizes(width=2048, layers=40, kv_heads=2, expert_inner=512, per_token=8)
+    defaults=usual(width=2048, layers=40, kv_heads=2, expert_inner=512, per_token=8)
     | {
         "shared_expert_intermediate_size": 512,
         "num_experts": 256,

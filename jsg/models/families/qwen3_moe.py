@@ -2,7 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.families import qwen2, qwen2_moe, qwen3
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.parts import FULL, SLIDING, is_on, num_layers
 
 
@@ -15,9 +15,8 @@ def kinds(config: Fields) -> list[str]:
 FAMILY = qwen2.FAMILY.variant(
     model_type="qwen3_moe",
     defaults=qwen2_moe.EXPERTS
-    | sizes(width=2048, inner=6144, layers=24, kv_heads=4, expert_inner=768, per_token=8)
+    | usual(width=2048, inner=6144, layers=24, kv_heads=4, expert_inner=768, per_token=8)
     | {
-        "attention_bias": False,
         "num_experts": 128,
     },
     without="max_window_layers layer_types",

@@ -5,10 +5,10 @@ from typing import Any
 
 from jsg.fields import Fields
 from jsg.models import parts
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import qwen2, qwen2_moe
-from jsg.models.family import PLAIN, sizes
+from jsg.models.family import PLAIN, usual
 from jsg.models.spec import Mixer
+from jsg.models.state_specs import DeltaSpec
 
 GATED = tuple(f"self_attn.{name}_proj" for name in "qkvq")
 KINDS = (parts.LINEAR, parts.FULL)
@@ -47,10 +47,9 @@ def kinds(config: Fields) -> list[str]:
 FAMILY = qwen2.FAMILY.variant(
     model_type="qwen3_next",
     defaults=qwen2_moe.EXPERTS
-    | sizes(width=2048, inner=5632, layers=48, heads=16, kv_heads=2, head_dim=256, expert_inner=512, per_token=10)
+    | usual(width=2048, inner=5632, layers=48, heads=16, kv_heads=2, head_dim=256, expert_inner=512, per_token=10)
     | {
         "partial_rotary_factor": 0.25,
-        "attention_bias": False,
         "full_attention_interval": 4,
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 128,

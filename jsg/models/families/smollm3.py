@@ -6,7 +6,7 @@ from functools import partial
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import llama
-from jsg.models.family import sizes
+from jsg.models.family import usual
 from jsg.models.parts import MAX_LAYERS, num_layers, read_attention, read_switched_kinds
 
 
@@ -30,16 +30,13 @@ def read_roped_layers(config: Fields) -> list[bool]:
 
 FAMILY = llama.FAMILY.variant(
     model_type="smollm3",
-    defaults=sizes(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, context=32768, window=None)
+    defaults=usual(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, context=32768, window=None)
+    | usual(theta=2_000_000.0, tied=True, bos=128000, eos=128001)
     | {
-        "rope_theta": 2_000_000.0,
         "use_sliding_window": False,
         "no_rope_layers": None,
         "no_rope_layer_interval": 4,
         "layer_types": None,
-        "tie_word_embeddings": True,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
     },
     ignored="max_window_layers",
     attention=attention,

@@ -7,7 +7,7 @@ from jsg.fields import Fields
 from jsg.models.published.fp8 import in_e4m3
 from jsg.models.published.layout import DAMAGED, SCALES, Group, Layout, Plane
 from jsg.models.published.modelopt import GROUP, in_nvfp4
-from jsg.models.published.record import Published, Rule, read_block, refuse_others, require_one_of, rule_of
+from jsg.models.published.record import Published, Rule, read_block, read_rule, refuse_others, require_one_of
 
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
 HELD = {(False, "F8_E4M3"): "float 8", (False, "I8"): "int 8", (True, "U8"): "float 4"}
@@ -58,7 +58,7 @@ def read(config: Fields) -> Published:
         marks={".weight_scale": ".weight", ".weight_packed": ".weight", "_proj_scale": "_proj"},
         roles=("_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale"),
         layout=lambda group: _layout(group, schemes),
-        skips=rule_of(config.get("ignore"), "compressed-tensors"),
+        skips=read_rule(config, "compressed-tensors", "ignore"),
     )
 
 
@@ -68,8 +68,8 @@ def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
     if where is group or config.get("format") != "mixed-precision":
         require_one_of(where, "format", *FORMATS)
     targets, weights = group.get("targets", []), group.section("weights") or Fields(group.file, {})
-    ok = isinstance(targets, list) and targets and all(isinstance(target, str) for target in targets)
-    group.require(ok, "targets", "be a list of modules", targets)
+    group.require(bool(targets), "targets", "name modules", targets)
+    names = read_rule(group, "compressed-tensors", "targets")
     refuse_others(weights, _WEIGHT_FIELDS, "weights")
     bits = require_one_of(weights, "num_bits", 4, 8, default=8 if weights.names() else None)
     kind = f"{require_one_of(weights, 'type', 'int', 'float', default='int')} {bits}"
@@ -81,7 +81,6 @@ def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
     weights.require(kind != "float 4" or wide == GROUP, "group_size", f"be {GROUP} of float 4, which is NVFP4", size)
     block = (read_block(weights, "block_structure") or (128, 128)) if strategy == "block" else (1, wide)
     is_for_classes = any(not target.startswith("re:") for target in targets)
-    names = rule_of(targets, "compressed-tensors")
     return Scheme(names, is_for_classes, kind, block, weights.flag("symmetric", default=True))
 
 

@@ -2,7 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.published.layout import EXPONENTS, SCALES, Group, Layout
-from jsg.models.published.record import Published, read_block, refuse_others, require_one_of, rule_of
+from jsg.models.published.record import Published, read_block, read_rule, refuse_others, require_one_of
 
 BLOCK = (128, 128)
 _FIELDS = (
@@ -29,7 +29,7 @@ def read(config: Fields) -> Published:
         marks={"_scale_inv": "", ".qscale_weight": ".weight", ".scale": ".weight", ".weight_scale": ".weight"},
         roles=_ROLES,
         layout=lambda group: in_e4m3(group, next(filter(group.find, _ROLES), _ROLES[0]), block),
-        skips=rule_of(config.get("modules_to_not_convert", config.get("ignored_layers")), "transformers"),
+        skips=read_rule(config, "transformers", "modules_to_not_convert", "ignored_layers"),
     )
 
 
@@ -45,7 +45,7 @@ def read_fbgemm(config: Fields) -> Published:
         marks={".weight_scale": ".weight", "_proj_scale": "_proj"},
         roles=("_scale",),
         layout=lambda group: in_e4m3(group, "_scale", (1, 0), turns_stacks=True),
-        skips=rule_of(config.get("modules_to_not_convert"), "transformers"),
+        skips=read_rule(config, "transformers", "modules_to_not_convert"),
     )
 
 

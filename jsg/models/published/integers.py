@@ -6,7 +6,7 @@ from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.published.layout import SCALES, Group, Layout
-from jsg.models.published.record import Published, expression_of, refuse_others, require_one_of, rule_of
+from jsg.models.published.record import Published, expression_of, read_rule, refuse_others, require_one_of
 
 AWQ_LANES = (0, 4, 1, 5, 2, 6, 3, 7)
 """For each of eight outputs its place in a word, from the low end."""
@@ -39,7 +39,7 @@ def read_awq(config: Fields) -> Published:
         marks={".qweight": ".weight", ".qzeros": ".weight"},
         roles=(".qweight", ".qzeros", ".scales"),
         layout=layout,
-        skips=rule_of(config.get("modules_to_not_convert"), "transformers"),
+        skips=read_rule(config, "transformers", "modules_to_not_convert"),
     )
 
 

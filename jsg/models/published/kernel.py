@@ -69,6 +69,11 @@ class Kernel:
         self.num_bytes = sum(math.prod(each.shape) * ITEM_BYTES.get(each.dtype, 1) for each in self.parts.values())
 
     @property
+    def bytes_each(self) -> float:
+        """Bytes of a number in the file, on average."""
+        return self.num_bytes / max(1, math.prod(self.shape))
+
+    @property
     def kept_form(self) -> KeptForm | None:
         """Its form, with what else kernels must have in common to be kept as one."""
         if self.form is None:
@@ -147,7 +152,7 @@ class Kernel:
             numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
             zero = None if zero is None else zero.astype(np.int8) - 8
         elif numbers.dtype == np.uint8:  # of int8, plus 128
-            numbers, zero = ((each if each is None else (each ^ 128).view(np.int8)) for each in (numbers, zero))
+            numbers, zero = (numbers ^ 128).view(np.int8), None if zero is None else (zero ^ 128).view(np.int8)
         self._scale(lead, rows, columns)  # for its checks
         scale, factor = self._of_rows(_plain(layout.scale, lead, *self._blocks(rows, columns)), rows), None
         if layout.factor is not None:

@@ -19,8 +19,15 @@ Number = Literal["int4", "int8", "e2m1", "e4m3"]
 class Stored(Protocol):
     """The part of `StoredTensor` that layouts need."""
 
-    shape: tuple[int, ...]
-    dtype: str
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The type, as safetensors calls it."""
+        ...
 
     def read(self, slices: tuple[slice, ...]) -> Any:
         """A slice."""
@@ -150,6 +157,8 @@ class Group:
             raise ModelError(f"the checkpoint must hold {name}, a part of {self.name}, but does not; {DAMAGED}")
         if tensor.dtype not in dtypes:
             raise ModelError(f"{name} must be {' or '.join(dtypes)}, but is {tensor.dtype}; {DAMAGED}")
+        if 0 in tensor.shape:
+            self._refuse(role, "numbers")
         if axes and len(tensor.shape) not in axes:
             self._refuse(role, f"{' or '.join(map(str, axes))} axes")
         return tensor

@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.published.fp8 import in_e4m3
 from jsg.models.published.layout import Group, Layout
-from jsg.models.published.record import Published, refuse_others, require_one_of, rule_of
+from jsg.models.published.record import Published, read_rule, refuse_others, require_one_of
 
 GROUP = 16
 ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
@@ -27,7 +27,7 @@ def read(config: Fields) -> Published:
         marks={".weight_scale": ".weight", ".weight_scale_2": ".weight"},
         roles=("_scale", "_scale_2"),
         layout=_layout,
-        skips=rule_of(config.get("ignore", config.get("exclude_modules")), "modelopt"),
+        skips=read_rule(config, "modelopt", "ignore", "exclude_modules"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.published.layout import Group, Layout
-from jsg.models.published.record import Published, refuse_others, rule_of
+from jsg.models.published.record import Published, read_rule, refuse_others
 
 GROUP = 32
 
@@ -19,7 +19,7 @@ def read(config: Fields) -> Published:
         marks={"_blocks": "", "_scales": ""},
         roles=("_blocks", "_scales"),
         layout=_layout,
-        skips=rule_of(config.get("modules_to_not_convert"), "transformers"),
+        skips=read_rule(config, "transformers", "modules_to_not_convert"),
     )
 
 

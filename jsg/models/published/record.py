@@ -105,14 +105,17 @@ class Published:
                     )
 
 
-def rule_of(patterns: Any, syntax: Literal["transformers", "modelopt", "compressed-tensors"]) -> Rule:
-    """The rule of a list of modules: the pattern that means a module of this name; None if none does.
+def read_rule(config: Fields, syntax: Literal["transformers", "modelopt", "compressed-tensors"], *names: str) -> Rule:
+    """The rule of a list of modules, the first of these fields: which pattern means a module; None if none does.
 
     In transformers it is the beginning of a name or an expression for it, up to the end of a module, or any end of the
     name. ModelOpt's names may have wildcards, and mean all in a module. Those of compressed-tensors mean one module,
     unless an expression follows `re:`.
     """
-    listed = [pattern for pattern in patterns or () if isinstance(pattern, str) and pattern]
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    listed = config.get(name, [])
+    ok = isinstance(listed, list) and all(isinstance(pattern, str) and pattern for pattern in listed)
+    config.require(ok, name, "be a list of names of modules", listed)
     exact, expressions = set[str](), dict[str, re.Pattern[str]]()
     for pattern in listed:
         if syntax == "compressed-tensors" and pattern.startswith("re:"):

@@ -59,10 +59,7 @@ def notes_of(published: Published | None) -> tuple[str, ...]:
     """What is said of a model whose kernels are quantised so."""
     if published is None:
         return ()
-    return (
-        f"the kernels are quantised ({published.title}) and are restored as they are read, so in memory they are as "
-        "large as unquantised ones; activations are not rounded",
-    )
+    return (f"the kernels are quantised ({published.title}); activations, keys and values are not rounded with them",)
 
 
 def _sections(directory: Path, halves: tuple[Fields, ...]) -> Iterator[tuple[str, str, Any]]:
