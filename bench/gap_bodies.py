@@ -266,6 +266,12 @@ def schema(_rng: random.Random) -> Post:
     return "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "response_format": asked}
 
 
+def counted(rng: random.Random) -> Post:
+    """32 answers of 3 000 tokens under a pattern that counts their characters."""
+    params = {"regex": "[a-z ]{300000,300001}", "max_new_tokens": 3000, "n": 32}
+    return "/generate", {"text": words(rng, 100), "sampling_params": params}
+
+
 def id_embeddings(rng: random.Random) -> Post:
     """1 024 inputs of 700 ids, whose vectors have 4 096 numbers."""
     return "/v1/embeddings", {"input": [ids(rng, 700) for _ in range(1024)]}
@@ -277,7 +283,7 @@ FLAVOURS: dict[str, tuple[Make, ...]] = {
         *(answers, long, prompts, short_prompts, texts, text, refused_text, chat, echoed, scored_echo, scored),
         *(scored_answers, scored_chat, biased, score, score_texts, score_long_texts, tokenized, choices, stops),
         *(wrong_ids, program, large_text, token_texts, detokenized, rendered, streamed_echo, streamed_scores),
-        *(streamed_chat, scored_completions, scored_long_chat, scored_response, stop_patterns, schema),
+        *(streamed_chat, scored_completions, scored_long_chat, scored_response, stop_patterns, schema, counted),
     ),
     EMBEDS: (embeddings, short_embeddings, id_embeddings),
     JUDGES: (rerank,),

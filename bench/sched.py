@@ -21,7 +21,7 @@ from bench.report import Report
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.tree_log import STOP, TreeLog
-from jsg.cache.windows import kinds_of, make_allocator
+from jsg.cache.windows import make_allocator
 from jsg.config import POLICIES
 from jsg.engine.child.free_memory import collect_seldom
 from jsg.engine.device import packing
@@ -94,7 +94,7 @@ def make_host(
     slots = None if num_states is None else (NUM_RUNNING, num_states)
     total = (num_pages or NUM_PAGES // page_size) + 1
     allocator = make_allocator({None: total}, page_size, has_layers=True, num_slots=slots)
-    cache = RadixCache(page_size, allocator, kinds=kinds_of(allocator))
+    cache = RadixCache(page_size, allocator)
     config = SchedulerConfig(
         context_length=context_length,
         vocab_size=VOCAB,

@@ -67,6 +67,16 @@ LLAMA_SMALL: dict[str, Any] = LLAMA_100M | {
 }
 """A tiny shape that runs anywhere in a moment."""
 
+HYBRID_SMALL: dict[str, Any] = (HYBRID_100M | LLAMA_SMALL) | {
+    **{name: HYBRID_100M[name] for name in ("architectures", "model_type", "rms_norm_eps")},
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+"""A Qwen3.5 as tiny: three layers with states and one with attention."""
+
 CLIP_B: dict[str, Any] = {
     "model_type": "clip_vision_model",
     "hidden_size": 768,

@@ -459,12 +459,13 @@ def _chat(config: EngineConfig) -> int:
 
     messages: list[dict[str, str]] = []
     with _running_engine(config) as engine:
-        chat_prompt = ChatPrompt(engine.tokenizer, media=engine.media)
+        chat_prompt = ChatPrompt(engine.tokenizer, media=engine.media, caches_states=engine.info.caches_states)
         print("Ctrl-C ends an answer, Ctrl-D the chat.", file=sys.stderr)
         while (said := _read_message()) is not None:
             question = {"role": "user", "content": said}
             try:
-                text = _print_answer(engine, chat_prompt.encode([*messages, question]))
+                prompt = chat_prompt.prompt([*messages, question])
+                text = _print_answer(engine, list(prompt.input_ids), prompt.turn_end)
             except RequestError as error:
                 print(f"jsg: {error}", file=sys.stderr)  # the conversation goes on without this question
                 continue
@@ -472,10 +473,10 @@ def _chat(config: EngineConfig) -> int:
     return 0
 
 
-def _print_answer(engine: Engine, input_ids: Sequence[int]) -> str:
+def _print_answer(engine: Engine, input_ids: list[int], turn_end: int) -> str:
     """Prints an answer as it comes and returns it; Ctrl-C ends it."""
     sampling = {"max_new_tokens": max(1, engine.info.max_request_tokens - len(input_ids))}
-    answers = engine.generate(input_ids=list(input_ids), sampling_params=sampling, stream=True)
+    answers = engine.generate(input_ids=input_ids, sampling_params=sampling, stream=True, turn_end=turn_end)
     text = ""
     with contextlib.closing(answers), contextlib.suppress(KeyboardInterrupt):
         for answer in answers:

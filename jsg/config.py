@@ -43,7 +43,8 @@ class EngineConfig:
     """Options of the engine."""
 
     model_path: str = _knob(
-        "tiny", "The model: a directory, a name on the Hugging Face hub, or the embedded 'tiny' or 'tiny-vision'."
+        "tiny",
+        "The model: a directory, a GGUF file, a name on the Hugging Face hub, or the embedded 'tiny' or 'tiny-vision'.",
     )
     tokenizer_path: str | None = _knob(
         None, "The directory or hub name of the tokenizer. Default: the tokenizer of the model."
@@ -68,7 +69,7 @@ class EngineConfig:
         "none",
         "Stores the weight matrices of projections and experts in 8 bits, with one scale for each output channel, or "
         "with 'int4' in 4 bits, with one scale for each 32 inputs of a channel. 'fp8' means the type e4m3. On a CPU "
-        "'int8' and 'int4' are fast for projections; 'fp8', and experts in any of them, are converted in every step.",
+        "products read them as they are.",
         ("none", "int8", "fp8", "int4"),
     )
     kv_cache_dtype: str = _knob(

@@ -100,7 +100,7 @@ class Dialect:
 
     def openings(self, names: Sequence[str]) -> tuple[str, ...]:
         """The strings in a text that begin a call of one of these tools, or may."""
-        if self.style == "python":
+        if self.style == "python" and self.section[0][0] not in self.markers:
             return (*(f"{self.section[0][0]}{name}(" for name in names), self.wrap[0])
         firsts = (*self.section[0][:1], self.call[0])
         found = self.triggers or tuple(each for each in firsts if isinstance(each, str))
@@ -235,6 +235,17 @@ _RECORDS = (
         id_form="nine_letters",
     ),
     Dialect(
+        name="nemotron_json",
+        aliases=("nemotron",),
+        shown_by=(("<TOOLCALL>",),),
+        style="object",
+        section=(("<TOOLCALL>", "["), ("]", "</TOOLCALL>")),
+        call=(Slot.BODY,),
+        between=(", ",),
+        skipped=",",
+        markers=("<TOOLCALL>", "</TOOLCALL>"),
+    ),
+    Dialect(
         name="qwen3_coder",
         aliases=("qwen3_xml",),
         shown_by=(("<tool_call>", "<function="),),
@@ -278,6 +289,16 @@ _RECORDS = (
         style="function_gemma",
         call=("<start_function_call>", Slot.BODY, "<end_function_call>"),
         markers=("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    Dialect(
+        name="lfm2",
+        shown_by=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+        style="python",
+        section=(("<|tool_call_start|>", "["), ("]", "<|tool_call_end|>")),
+        call=(Slot.BODY,),
+        between=(", ",),
+        skipped=",",
+        markers=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     Dialect(
         name="pythonic",

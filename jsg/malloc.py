@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 from collections.abc import Iterator
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -10,6 +11,14 @@ KEPT = 8 * 2**20
 """Bytes that a thread's heap keeps for its next pieces, because memory from the system must be zeroed again."""
 LARGEST = 32 * 2**20
 """Bytes of a block that is never put on the heap: the highest value that glibc chooses by itself."""
+
+PIECE_BYTES = LARGE - 2**14
+"""The bytes of a tensor that are read at once. Below `LARGE` `freed_at_once` lets malloc reuse them."""
+
+
+def rows_at_once(shape: tuple[int, ...], itemsize: int, outer: int = 0) -> int:
+    """How many indices of an axis are about `PIECE_BYTES`, at least one; `outer` is the number of the axis."""
+    return max(1, PIECE_BYTES // max(1, math.prod(shape[outer + 1 :]) * itemsize))
 
 
 def set_thresholds(mmap_bytes: int, trim_bytes: int | None = None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Never
 
 from jsg.errors import ModelError
+from jsg.gguf.folder import as_directory, find_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ def resolve_model(
     if name in EMBEDDED:
         return EMBEDDED[name]
     local = Path(os.path.expanduser(name))
+    if name and load_format not in ("safetensors", "orbax"):
+        local = _of_gguf(local)
     if name and local.is_dir():
         judge(local, _files_in(local))
         return local
@@ -82,6 +85,14 @@ def resolve_model(
 def find_tokenizer(name: str | None, model: Path) -> Path:
     """The directory of the tokenizer of that name, without weights; that of the model if there is no name."""
     return model if name is None else resolve_model(name, load_format="dummy")
+
+
+def _of_gguf(path: Path) -> Path:
+    """The model directory of a GGUF file, or of the one in a directory without other weights; any other path."""
+    if path.is_dir():
+        file = find_gguf(_files_in(path))
+        return path if file is None else as_directory(path / file)
+    return as_directory(path) if path.suffix == ".gguf" and path.is_file() else path
 
 
 def _files_in(directory: Path) -> list[str]:

@@ -14,6 +14,17 @@ Calls = Sequence[tuple[str, dict[str, Any]]]
 _EACH_CALL = "{% for c in m.tool_calls or [] %}"
 _CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
 
+_PYTHON = (
+    "{% macro literal(v) %}{% if v is string %}{{ v | tojson }}{% elif v is mapping %}{{ '{' }}"
+    "{% for key, x in v | items %}{{ key | tojson }}: {{ literal(x) }}{{ ', ' if not loop.last }}{% endfor %}"
+    "{{ '}' }}{% elif v is sequence %}[{% for x in v %}{{ literal(x) }}{{ ', ' if not loop.last }}{% endfor %}]"
+    "{% else %}{{ v }}{% endif %}{% endmacro %}"
+)
+_PYTHON_CALLS = (
+    f"{_EACH_CALL}{{{{ c.function.name }}}}({{% for key, v in c.function.arguments | items %}}{{{{ key }}}}="
+    "{{ literal(v) }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}"
+)
+
 
 def _gemma(begin: str, end: str, quote: str) -> str:
     return (
@@ -109,19 +120,25 @@ TEMPLATES: dict[str, str] = {
         "<arg_value>{{ v if v is string else v | tojson }}</arg_value>{{ '\n' }}{% endfor %}</tool_call>"
         "{% endfor %}<|end|>{% endfor %}"
     ),
+    "lfm2": (
+        f"{_PYTHON}{{% if tools %}}<|im_start|>system\nList of tools: <|tool_list_start|>{{{{ tools | tojson }}}}"
+        f"<|tool_list_end|><|im_end|>\n{{% endif %}}{_CHATML}{{% if m.tool_calls %}}<|tool_call_start|>["
+        f"{_PYTHON_CALLS}]<|tool_call_end|>{{% endif %}}<|im_end|>\n{{% endfor %}}"
+    ),
+    "nemotron_json": (
+        "{% if tools %}<SPECIAL_10>System\n<AVAILABLE_TOOLS>{{ tools | tojson }}</AVAILABLE_TOOLS>\nWrite "
+        '<TOOLCALL>[{"name": "tool_name1", "arguments": {…}}]</TOOLCALL>\n{% endif %}{% for m in messages %}'
+        "<SPECIAL_11>{{ m.role }}\n{{ m.content or '' }}{% if m.tool_calls %}<TOOLCALL>["
+        f'{_EACH_CALL}{{{{ ", " if not loop.first }}}}{{"name": "{{{{ c.function.name }}}}", "arguments": '
+        "{{ c.function.arguments | tojson }}}{% endfor %}]</TOOLCALL>{% endif %}<SPECIAL_12>\n{% endfor %}"
+    ),
     "pythonic": (
-        "{% macro literal(v) %}{% if v is string %}{{ v | tojson }}{% elif v is mapping %}{{ '{' }}"
-        "{% for key, x in v | items %}{{ key | tojson }}: {{ literal(x) }}{{ ', ' if not loop.last }}{% endfor %}"
-        "{{ '}' }}{% elif v is sequence %}[{% for x in v %}{{ literal(x) }}{{ ', ' if not loop.last }}{% endfor %}]"
-        "{% else %}{{ v }}{% endif %}{% endmacro %}"
+        f"{_PYTHON}"
         "{% if tools %}<|header_start|>system<|header_end|>\n\nIf you decide to invoke any of the functions, put "
         "it in the format of [func_name1(params_name1=params_value1...), func_name2(params)]{{ tools | tojson }}<|eot|>"
         "{% endif %}"
         "{% for m in messages %}<|header_start|>{{ m.role }}<|header_end|>\n\n{{ m.content or '' }}"
-        "{% if m.tool_calls %}["
-        f"{_EACH_CALL}{{{{ c.function.name }}}}({{% for key, v in c.function.arguments | items %}}{{{{ key }}}}="
-        "{{ literal(v) }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]{% endif %}"
-        "<|eot|>{% endfor %}"
+        f"{{% if m.tool_calls %}}[{_PYTHON_CALLS}]{{% endif %}}<|eot|>{{% endfor %}}"
     ),
     "minimax_m2": (
         "]~b]system\n{% if tools %}<tools>{{ tools | tojson }}</tools>\n<minimax:tool_call>\n"
@@ -149,6 +166,8 @@ _AROUND = {
     "harmony": ("<|start|>assistant", "<|end|>"),
     "qwen3_coder": ("<|im_start|>assistant\n", "<|im_end|>\n"),
     "glm45": ("<|assistant|>\n", "<|end|>"),
+    "lfm2": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+    "nemotron_json": ("<SPECIAL_11>assistant\n", "<SPECIAL_12>\n"),
     "pythonic": ("<|header_start|>assistant<|header_end|>\n\n", "<|eot|>"),
     "minimax_m2": ("]~b]assistant\n", "[e~[\n"),
     "gemma4": ("<start_of_turn>assistant\n", "<end_of_turn>\n"),

@@ -30,6 +30,8 @@ def test_a_template_shows_its_dialect(dialect: str) -> None:
         ("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}", "mistral_args"),
         ('<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>', "hermes"),
         ("<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>", "qwen3_coder"),
+        ("{{- 'List of tools: <|tool_list_start|>[' -}}", "lfm2"),
+        ("{{- '<TOOLCALL>[' -}}", "nemotron_json"),
         ("{{ '<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key>", "glm45"),
         ("{{ '<｜tool▁calls▁begin｜>' + '\\n' + '```json' + '\\n' }}", "deepseek_v3"),
     ],

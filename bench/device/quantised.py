@@ -15,11 +15,12 @@ from bench.device.correctness import MAX_ERROR, Correctness
 from bench.device.events import Part
 from bench.device.queued import floor_facts, options, temporary_mib, time_queued
 from bench.roofline import Cost
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.config import read_spec
 from jsg.models.decoder import Decoder, FeedForward
 from jsg.models.layers import project
 from jsg.models.loading import load_model
-from jsg.models.quantise import STORED, Quantised
+from jsg.models.quantise import STORED
 
 CHECKED_COLUMNS = 64
 
@@ -64,7 +65,8 @@ def _measure(part: Part, correctness: Correctness, quantization: str) -> None:
 def _error(x: jax.Array, kernel: jax.Array | Quantised, quantization: str) -> float:
     """The largest difference of a product from the one in float64, at some columns."""
     found = jax.jit(project).lower(x, kernel).compile(compiler_options=options(quantization))(x, kernel)
-    values, scale = kernel if isinstance(kernel, Quantised) else (kernel, np.ones((1, *kernel.shape[1:])))
+    is_short = isinstance(kernel, Quantised)
+    values, scale = (kernel.values, kernel.scale) if is_short else (kernel, np.ones((1, *kernel.shape[1:])))
     num_columns = math.prod(values.shape[1:])
     columns = np.unique(np.linspace(0, num_columns - 1, CHECKED_COLUMNS).astype(int))
     some = np.asarray(values.reshape(-1, num_columns)[:, columns], np.float64)

@@ -2,11 +2,13 @@
 
     hits    what the cache finds of loads that go through the scheduler without a device, with so many states
     steps   decode steps and prompts of a model of 100 million parameters on one core of this CPU, in turns
+    points  the first token of prompts with a point, at which a state is kept, beside the same without, on that core
 
 Weights are random and float32.
 """
 
 import argparse
+import functools
 import statistics
 import sys
 import tempfile
@@ -15,15 +17,18 @@ from pathlib import Path
 
 from bench.clock import alternate, pin_to_one_core, timed
 from bench.hybrid.hits import measure_hits, measure_shrinking
-from bench.loop import Decoding, make_engine, random_prompt
+from bench.loop import Decoding, greedy, make_engine, random_prompt
 from bench.report import Report
 from bench.shapes import HYBRID_100M, LLAMA_100M, write_model
 from bench.shared_prefix import run_all
 from jsg.engine.device.executables import use_compilation_cache
+from jsg.prompt_ids import PromptIds
+from jsg.types import Request
 
 ROWS = (1, 8, 32)
 CACHED, PROMPT, CONTEXT = 256, 512, 1024
 STEPS = 4
+POINTED = (512, 4096)
 SHAPES = {"Llama": LLAMA_100M, "hybrid": HYBRID_100M}
 TARGET = "<= 1.3 (median)"
 
@@ -48,6 +53,31 @@ def measure_steps(report: Report, folder: Path, rounds: int) -> None:
         core.close()
 
 
+def measure_points(report: Report, folder: Path, rounds: int) -> None:
+    """Measures how much later the first token of a prompt comes with one point, in turns with none."""
+    longest = max(POINTED)
+    knobs = {"max_running_requests": 4, "context_length": longest + 1, "max_total_tokens": 2 * longest}
+    core = make_engine(write_model(folder / "pointed", HYBRID_100M | {"max_position_embeddings": 2 * longest}), **knobs)
+
+    def first_token(prompt: PromptIds, *points: int) -> None:
+        assert core.flush_cache()
+        core.add(Request(rid="asked", input_ids=prompt, sampling=greedy(1), snapshot_at=points))
+        while core.has_work:
+            core.step()
+
+    for length in POINTED:
+        prompt = PromptIds.of(random_prompt(0, length, HYBRID_100M["vocab_size"]))
+        places = {"without": (), "in the middle": (length // 2 + 1,), "5 tokens before its end": (length - 5,)}
+        runs = {name: timed(functools.partial(first_token, prompt, *points)) for name, points in places.items()}
+        samples = alternate(runs, rounds=rounds, per_round=1)
+        base = samples.pop("without")
+        report.add(f"first token of {length}", "ms cpu", [sample.cpu_ms for sample in base])
+        for name, own in samples.items():
+            ratios = [one.cpu_ms / other.cpu_ms for one, other in zip(own, base, strict=True)]
+            report.add(f"first token of {length}, a point {name} / without", "x", ratios)
+    core.close()
+
+
 def _compare(report: Report, what: str, runs: Mapping[str, Callable[[], object]], rounds: int, steps: int) -> None:
     samples = alternate({name: timed(run) for name, run in runs.items()}, rounds=rounds, per_round=1)
     for name, own in samples.items():
@@ -63,18 +93,19 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.hybrid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=("hits", "steps"), help="one of the parts")
+    parser.add_argument("--only", choices=("hits", "steps", "points"), help="one of the parts")
     parser.add_argument("--rounds", type=int, default=20, help="samples of each step; default: 20")
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
     options = parser.parse_args(arguments)
     report = Report("bench.hybrid", arguments, options.output, pinned_to_core=pin_to_one_core())
-    if options.only != "steps":
+    if options.only in (None, "hits"):
         measure_hits(report)
         measure_shrinking(report)
-    if options.only != "hits":
-        use_compilation_cache(None)
-        with tempfile.TemporaryDirectory() as folder:
-            measure_steps(report, Path(folder), options.rounds)
+    for part, run in (("steps", measure_steps), ("points", measure_points)):
+        if options.only in (None, part):
+            use_compilation_cache(None)
+            with tempfile.TemporaryDirectory() as folder:
+                run(report, Path(folder), options.rounds)
     report.close()
 
 

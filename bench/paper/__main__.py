@@ -31,11 +31,12 @@ from bench.paper.texts import Texts
 from bench.paper.workload import Need, Workload
 from bench.peers import engines, machine
 from bench.peers.__main__ import started, wait_until_idle
-from bench.peers.checkpoint import SHAPES, make_checkpoint
+from bench.peers.checkpoint import SHAPES, WEIGHTLESS, make_checkpoint
 from bench.peers.engines import Engine, Setting, Start
 from bench.report import ROOT, Report
 from jsg.errors import JsgError
 from jsg.lang.remote.dialects import DIALECTS, Dialect
+from jsg.models.config import read_spec
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 
@@ -194,6 +195,10 @@ def run_group(
     """Runs workloads on one model: the arms, and the peers if they can have this model."""
     sees = options.pictures_model == model
     can = frozenset[Need]({"pictures"}) if sees else EVERYTHING
+    if read_spec(resolve_model(str(model))).state_shapes:
+        can -= {"joins"}
+    weights = () if options.model or options.shape in SHAPES else ("--load-format", "dummy")
+    states = () if options.max_states is None else ("--max-states", str(options.max_states))
     setting = Setting(
         model=Path(model),
         dtype=options.dtype,
@@ -201,7 +206,7 @@ def run_group(
         logs=Path(tempfile.mkdtemp(prefix="bench-paper-")),
         num_threads=max(machine.thread_counts()),
         context_length=NUM_POSITIONS,
-        options=() if sees else ("--max-total-tokens", str(POOL_TOKENS)),
+        options=() if sees else ("--max-total-tokens", str(POOL_TOKENS), *weights, *states),
     )
     tokenizer = load_tokenizer(resolve_model(str(model)))
     print(f"logs of the engines: {setting.logs}", flush=True)
@@ -297,7 +302,10 @@ def parser() -> argparse.ArgumentParser:
         "--data", nargs="+", default=[], metavar="NAME=PATH", help="real data of a workload in place of synthetic texts"
     )
     made.add_argument("--model", help="a directory or hub name; without it a checkpoint of --shape is made")
-    made.add_argument("--shape", choices=SHAPES, default="100m", help="the shape of the model that is made")
+    made.add_argument(
+        "--shape", choices=SHAPES | WEIGHTLESS, default="100m", help="the shape of the model that is made"
+    )
+    made.add_argument("--max-states", type=int, metavar="N", help="of a model whose layers keep states")
     made.add_argument("--pictures-model", default="tiny-vision", help="the model of questions to pictures")
     made.add_argument("--dtype", choices=engines.ITEMSIZES, default="float32", help="of all engines")
     peers = made.add_argument_group("other engines (`make peers` sets them up)")

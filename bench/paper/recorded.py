@@ -10,11 +10,11 @@ import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from bench.paper.sequences import Sequences
 from jsg.errors import UnsupportedError
-from jsg.lang.backend import Backend, Piece, PromptItem, Selection, Session
+from jsg.lang.backend import Backend, BatchSession, Piece, PromptItem, Selection, Session
 from jsg.lang.http.client import HttpClient
 from jsg.lang.http.endpoint import MAX_RETRIES, RuntimeEndpoint
 from jsg.lang.http.model import HttpModel
@@ -128,6 +128,15 @@ class RecordedSession:
         self._ways = ways
         self._turn = turn or contextlib.nullcontext()
         self._written: list[str] = []  # since it was opened or forked
+
+    @property
+    def own_texts(self) -> frozenset[str]:
+        return getattr(self._session, "own_texts", frozenset())
+
+    @own_texts.setter
+    def own_texts(self, texts: frozenset[str]) -> None:
+        if hasattr(self._session, "own_texts"):
+            cast(BatchSession, self._session).own_texts = texts
 
     async def extend(self, item: PromptItem) -> str:
         if self._opening:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.jump_forward import random_weights
-from bench.shapes import LLAMA_100M, LLAMA_500M, LLAMA_SMALL, write_model
+from bench.shapes import HYBRID_SMALL, LLAMA_100M, LLAMA_500M, LLAMA_SMALL, write_model
 
 SHAPES: dict[str, dict[str, Any]] = {"100m": LLAMA_100M, "500m": LLAMA_500M, "small": LLAMA_SMALL}
+WEIGHTLESS: dict[str, dict[str, Any]] = {"hybrid-small": HYBRID_SMALL}
+"""Shapes of which only this jsg makes a model, with `--load-format dummy`."""
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 MAX_SOURCE_BYTES = 400_000
 DONE = "complete"
@@ -24,12 +26,13 @@ def make_checkpoint(directory: Path, name: str, num_positions: int | None = None
     path = directory / (name if num_positions is None else f"{name}-{num_positions}")
     if not (path / DONE).exists():
         ids = {f"{token}_id": number for number, token in enumerate(SPECIAL)}
-        shape: dict[str, Any] = SHAPES[name] | ids | {"dtype": "float32"}
+        shape: dict[str, Any] = (SHAPES | WEIGHTLESS)[name] | ids | {"dtype": "float32"}
         shape["max_position_embeddings"] = num_positions or shape["max_position_embeddings"]
         write_model(path, shape)
         lengths = _write_tokenizer(path, shape["vocab_size"])
         (path / "generation_config.json").write_text(json.dumps(ids), encoding="utf-8")
-        _write_weights(path, shape, lengths)
+        if name in SHAPES:
+            _write_weights(path, shape, lengths)
         (path / DONE).touch()
     return path
 

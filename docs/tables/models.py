@@ -5,11 +5,17 @@ The figures are in tests/parity.json, which `tests/parity.py` says how to write.
 
 import json
 import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from jsg.errors import ModelError
+from jsg.fields import Fields
+from jsg.models.published.sections import read_published
 from jsg.models.registry import FAMILIES, WRAPPERS
 
+QUANTISED = pathlib.Path(__file__).parents[2] / "tests" / "models" / "data" / "quantised.json"
+"""`quantization_config` of published checkpoints, or `hf_quant_config.json`, as remembered: nobody saw the files."""
 RECORDS = pathlib.Path(__file__).parents[2] / "tests" / "parity.json"
 COLUMNS = ("text", "image", "video", "int8", "fp8", "int4")
 MEASURES = {"logits": "logits within {:.1e}", "KL": "KL {:.1e}"}
@@ -48,4 +54,24 @@ def variants() -> str:
     return "\n".join(rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"parity": parity, "variants": variants}
+def quantised() -> str:
+    """One row for each published checkpoint whose `quantization_config` is recorded: what is read, or why it is not."""
+    rows = ["| checkpoint | what is read, or why it is refused |", "|---|---|"]
+    for name, config in json.loads(QUANTISED.read_text(encoding="utf-8")).items():
+        rows.append(f"| `{name}` | {verdict(config)} |")
+    return "\n".join(rows)
+
+
+def verdict(config: dict[str, Any]) -> str:
+    """How kernels are quantised by a section of `config.json` or by `hf_quant_config.json`, or why it is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "hf_quant_config.json").write_text(json.dumps(config), encoding="utf-8")
+        whole = {} if "quantization" in config else {"quantization_config": config}
+        try:
+            found = read_published(pathlib.Path(folder), Fields("config.json", whole))
+        except ModelError as error:
+            return f"refused: {str(error).split(': ', 2)[-1].split(';')[0]}"
+    return "" if found is None else found.title
+
+
+TABLES: dict[str, Callable[[], str]] = {"parity": parity, "variants": variants, "quantised": quantised}

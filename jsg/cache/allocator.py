@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from jsg.cache.kinds import StateKind
+
 _USED = -1
 
 
@@ -15,6 +17,8 @@ class PageAllocator:
     Attributes:
         num_total: Pages of the pool, without page 0.
         num_free: Pages that are free.
+        kinds: What is kept of prefixes beside their pages.
+        maps: For each page group of the device, what says by page its number there; None for the page itself.
     """
 
     def __init__(self, num_pages: int):
@@ -22,6 +26,8 @@ class PageAllocator:
         assert num_pages >= 1, f"a pool has page 0 at least, but got num_pages={num_pages}"
         self.num_total = num_pages - 1
         self.num_free = self.num_total
+        self.kinds: tuple[StateKind, ...] = ()
+        self.maps: tuple[np.ndarray | None, ...] = (None,)
         self._stack = np.arange(self.num_total, 0, -1, dtype=np.int32)
         self._index = np.full(num_pages, _USED, dtype=np.int32)
         self._index[self._stack] = np.arange(self.num_total, dtype=np.int32)

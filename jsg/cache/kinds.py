@@ -6,7 +6,7 @@ the tree has: the *usable length* of the prefix (`RadixCache.usable_len`).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -29,22 +29,8 @@ class PrefixMatch:
     num_tokens: int
 
 
-class Units(Protocol):
-    """Something of which rows get units: pages, parts of pages, slots of states."""
-
-    @property
-    def num_available(self) -> int:
-        """Units that rows can get: those that are free, and those that nothing but the cache uses."""
-        ...
-
-    @property
-    def num_yielding(self) -> int:
-        """Units that would become available if all holds ended."""
-        ...
-
-
-class StateKind(Units, Protocol):
-    """One kind of state. What rows get of it, one at a time, is a unit: a part of a page, a slot with a state."""
+class StateKind(Protocol):
+    """One kind of state."""
 
     @property
     def orders(self) -> bool:
@@ -58,16 +44,17 @@ class StateKind(Units, Protocol):
         """The most of the first `num_tokens` of a cached prefix behind which a request can go on."""
         ...
 
-    def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:
-        """Lets go last what it takes to use these prefixes, which waiting requests match, if few units are free."""
+    @property
+    def num_needed(self) -> int:
+        """How many last pages of a prefix decide whether a request can use all of it."""
         ...
 
-    def growth(self, num_there: int, num_more: int, num_next: int) -> int:
-        """Units that a row of some tokens is expected to take for more tokens, `num_next` of them in the next step."""
+    def is_whole(self, pages: np.ndarray, num_pages: int) -> bool:
+        """Whether it can. These are the last of so many pages, `num_needed` of them or all."""
         ...
 
     def check(self, *, is_idle: bool) -> None:
-        """Asserts that the units of each account add up to all, and that none is in use when nothing runs."""
+        """Asserts that what there is of it adds up, and that nothing of it is in use when nothing runs."""
         ...
 
     def observe(self, told: Callable[[np.ndarray, int], None]) -> None:

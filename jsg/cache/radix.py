@@ -30,7 +30,7 @@ NODES_PER_GROUP = 8
 PAGES_PER_NODE = 32
 """In the time that it takes to visit a node, so many pages of a match are copied into the row of a request."""
 MOST_AWAITED = 64
-"""For so many cached prefixes that waiting prompts match, other kinds of state are kept longer."""
+"""Of so many cached prefixes that waiting prompts match, what layers with a window need is kept longer."""
 MAX_CONTINUATIONS = 8
 """The most tokens that the explanation of a miss shows."""
 
@@ -100,7 +100,6 @@ class RadixCache:
         page_size: int,
         allocator: PageAllocator,
         *,
-        kinds: Sequence[StateKind] = (),
         enabled: bool = True,
         clock: Callable[[], float] = time.time,
     ):
@@ -108,14 +107,13 @@ class RadixCache:
 
         Args:
             page_size: Tokens in a page.
-            allocator: It gets the pages that are evicted.
-            kinds: What is kept of prefixes beside their pages.
+            allocator: It gets the pages that are evicted, and knows what is kept of prefixes beside them.
             enabled: If it is False, the cache stays empty and nothing matches.
             clock: It returns seconds since the epoch, for the log of evictions and the age of nodes.
         """
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
-        self.kinds = tuple(kinds)
+        self.kinds = allocator.kinds
         self.enabled = enabled
         self.num_evictable = 0
         self.num_protected = 0
@@ -166,7 +164,13 @@ class RadixCache:
 
     def usable_len(self, match: PrefixMatch, num_tokens: int | None = None) -> int:
         """How many of the first `num_tokens` that match, or of all, a request can use: every kind of state is there."""
-        return _usable_len(self.kinds, match, num_tokens)
+        return self._usable_len(self.kinds, match, match.num_tokens if num_tokens is None else num_tokens)
+
+    @staticmethod
+    def _usable_len(kinds: Sequence[StateKind], match: PrefixMatch, usable: int) -> int:
+        while kinds and (fewer := min(kind.num_usable(match, usable) for kind in kinds)) < usable:
+            usable = fewer
+        return usable
 
     def insert(self, tokens: np.ndarray, pages: np.ndarray, namespace: str = "") -> InsertResult:
         """Caches `tokens`, whose keys and values are in `pages`, and takes the pages that the tree does not have yet.
@@ -356,10 +360,9 @@ class RadixCache:
         """
         return self._watches.drain_changed()
 
-    def keep_awaited(self, num_next: int) -> None:
-        """Lets go last what waiting prompts need of other kinds of state, of which a step may take `num_next` units."""
-        for kind in self.kinds:
-            kind.keep_longest(map(self._match_at, itertools.islice(self._watches.places(), MOST_AWAITED)), num_next)
+    def awaited(self) -> Iterator[PrefixMatch]:
+        """Cached prefixes that waiting prompts match, at most `MOST_AWAITED`."""
+        return map(self._match_at, itertools.islice(self._watches.places(), MOST_AWAITED))
 
     def note_gain(self) -> None:
         """Notes that more of what is cached can be used than before, so that waiting prompts get new keys."""
@@ -367,20 +370,23 @@ class RadixCache:
 
     def usable_at(self, node: Node) -> int:
         """How many tokens of the path to the end of `node` a prompt can use that goes on there."""
-        return self.usable_len(self._match_to(node))
+        pages = _join_pages(_path_to_root(node)[::-1])
+        return self.usable_len(PrefixMatch(pages, node, len(pages) * self.page_size))
 
     def is_usable(self, node: Node) -> bool:
-        """Whether it can use all of them."""
-        return not self.kinds or self.usable_len(match := self._match_to(node)) == match.num_tokens
-
-    def _match_to(self, node: Node) -> PrefixMatch:
-        pages = _join_pages(_path_to_root(node)[::-1])
-        return PrefixMatch(pages, node, len(pages) * self.page_size)
+        """Whether it can use all of them. Looks at the last pages only."""
+        most, num_pages, last = max([0, *(kind.num_needed for kind in self.kinds)]), 0, []
+        for above in path_up(node):
+            if num_pages < most:
+                last.append(above)
+            num_pages += above.num_pages
+        pages = _join_pages(last[::-1])
+        return all(kind.is_whole(pages, num_pages) for kind in self.kinds)
 
     def usable_of(self, group: WatchGroup) -> int:
         """How many tokens of the cached prefix of its watches count in the order of waiting requests."""
         ordering = [kind for kind in self.kinds if kind.orders]
-        return _usable_len(ordering, self._match_at(group.place)) if ordering else group.matched
+        return self._usable_len(ordering, self._match_at(group.place), group.matched) if ordering else group.matched
 
     def _match_at(self, place: Place) -> PrefixMatch:
         """What watches match that end at a place, without a split."""
@@ -550,14 +556,6 @@ class RadixCache:
         """Forgets a root without children and watches, so that namespaces that come and go cost nothing."""
         if isinstance(node, Root) and not node.children and node not in self._watches:
             self._roots.pop(node.namespace, None)
-
-
-def _usable_len(kinds: Sequence[StateKind], match: PrefixMatch, num_tokens: int | None = None) -> int:
-    """The most of the first `num_tokens` of a match, or of all, behind which all these kinds of state are there."""
-    usable = match.num_tokens if num_tokens is None else num_tokens
-    while kinds and (fewer := min(kind.num_usable(match, usable) for kind in kinds)) < usable:
-        usable = fewer
-    return usable
 
 
 def _path_to_root(node: Node) -> list[Node]:

@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.kinds import PrefixMatch, StateKind
+from jsg.cache.kinds import PrefixMatch
 from jsg.cache.states import StateSlots
 from jsg.window import Window
 
@@ -38,7 +38,7 @@ class WindowGroup:
 
     Attributes:
         window: Which tokens a token sees.
-        num_needed: How many pages before the end of a cached prefix may have to have parts: see `first_needed`.
+        num_needed: See `StateKind`, and `first_needed`.
         parts: int32, by page the number of its part; 0 for none.
         num_evictable: Parts outside of all windows.
         num_in_use: Parts that a window reaches.
@@ -77,7 +77,7 @@ class WindowGroup:
 
     @property
     def num_available(self) -> int:
-        """See `StateKind`: pages that can get a part."""
+        """Pages that can get a part."""
         return self._numbers.num_free + self.num_evictable
 
     @property
@@ -97,7 +97,10 @@ class WindowGroup:
         return np.maximum(self.window.first(num_pages * self._page_size), 0) // self._page_size
 
     def growth(self, num_there: int, num_more: int, num_next: int) -> int:
-        """See `StateKind`. A window grows up to its size, and reaches all tokens of a step beside."""
+        """Parts that a row of some tokens is expected to take for more tokens, `num_next` of them in the next step.
+
+        A window grows up to its size, and reaches all tokens of a step beside.
+        """
         most = self.num_needed + 1
         before, after = (min(-(-count // self._page_size), most) for count in (num_there, num_there + num_more))
         if self.window.is_aligned:  # it begins anew with few pages
@@ -106,6 +109,10 @@ class WindowGroup:
                 after = -(-(num_there + num_more) // self._page_size) - first
         return max(after - before, 0) + -(-num_next // self._page_size)
 
+    def is_whole(self, pages: np.ndarray, num_pages: int) -> bool:
+        """See `StateKind`."""
+        return bool((self.parts[pages[len(pages) - num_pages + self.first_needed(num_pages) :]] > 0).all())
+
     def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
         """See `StateKind`."""
         return self._num_usable(match.pages[: num_tokens // self._page_size]) * self._page_size
@@ -113,7 +120,7 @@ class WindowGroup:
     def _num_usable(self, pages: np.ndarray) -> int:
         """How many leading pages of a cached prefix can be used: the most of which those that are needed have parts."""
         count = len(pages)
-        if (self.parts[pages[self.first_needed(count) :]] > 0).all():
+        if self.is_whole(pages, count):
             return count
         ends = np.arange(count + 1)
         behind_missing = np.maximum.accumulate(np.append(0, np.where(self.parts[pages] == 0, ends[1:], 0)))
@@ -158,7 +165,7 @@ class WindowGroup:
         self._put(pages[self._users[pages] == 0])
 
     def keep_longest(self, matches: Iterable[PrefixMatch], num_next: int) -> None:
-        """See `StateKind`."""
+        """Lets go last what it takes to use these prefixes, which waiting requests match, if few parts are free."""
         if self._numbers.num_free >= num_next:
             return
         ends = [np.empty(0, np.int32)]
@@ -255,42 +262,28 @@ class WindowGroup:
 
 @final
 class GroupedAllocator(PageAllocator):
-    """Hands out pages with a part in each group of layers with a window, and forgets the states after freed pages.
+    """Hands out pages with a part in each group of layers with a window. What all kinds have of them goes with them."""
 
-    Attributes:
-        windows: The groups.
-        states: The slots of states; None for a model without.
-        has_layers: Whether layers see all tokens, so that each page has keys and values under its own number too.
-    """
-
-    def __init__(
-        self, num_pages: int, windows: Sequence[WindowGroup], states: StateSlots | None = None, *, has_layers: bool
-    ):
+    def __init__(self, num_pages: int, kinds: Sequence[WindowGroup | StateSlots], *, has_layers: bool):
+        """With `has_layers` some layers see all tokens, so each page has keys and values under its own number too."""
         super().__init__(num_pages)
-        self.windows = tuple(windows)
-        self.states = states
-        self.has_layers = has_layers
-
-    @property
-    def maps(self) -> tuple[np.ndarray | None, ...]:
-        """For each page group of the device, what says by page its number there; None for the page itself."""
-        return (*([None] if self.has_layers else []), *(group.parts for group in self.windows))
+        self.kinds = self._each = tuple(kinds)
+        self._windows = [kind for kind in kinds if isinstance(kind, WindowGroup)]
+        self.maps = (*([None] if has_layers else []), *(group.parts for group in self._windows))
 
     def allocate(self, n: int) -> np.ndarray | None:
         """See `PageAllocator`. If there are pages, there must be parts."""
         pages = super().allocate(n)
         if pages is not None:
-            for group in self.windows:
+            for group in self._windows:
                 group.add(pages)
         return pages
 
     def free(self, pages: np.ndarray) -> None:
         """See `PageAllocator`."""
         super().free(pages)
-        for group in self.windows:
-            group.drop(pages)
-        if self.states is not None:
-            self.states.drop(pages)
+        for kind in self._each:
+            kind.drop(pages)
 
 
 def make_allocator(
@@ -309,25 +302,9 @@ def make_allocator(
         num_slots: Slots of states, for running requests and for prefixes; None for a model without states.
     """
     total = num_pages[None]
-    windows = [
+    kinds: list[WindowGroup | StateSlots] = [
         WindowGroup(window, total, count, page_size) for window, count in num_pages.items() if window is not None
     ]
-    states = StateSlots(total, *num_slots, page_size) if num_slots else None
-    is_plain = not windows and states is None
-    return PageAllocator(total) if is_plain else GroupedAllocator(total, windows, states, has_layers=has_layers)
-
-
-def windows_of(allocator: PageAllocator) -> tuple[WindowGroup, ...]:
-    """The groups of layers with a window whose parts pages get when they are allocated."""
-    return allocator.windows if isinstance(allocator, GroupedAllocator) else ()
-
-
-def states_of(allocator: PageAllocator) -> StateSlots | None:
-    """The slots of states, if the model has any."""
-    return allocator.states if isinstance(allocator, GroupedAllocator) else None
-
-
-def kinds_of(allocator: PageAllocator) -> tuple[StateKind, ...]:
-    """What is kept of prefixes beside their pages."""
-    states = states_of(allocator)
-    return (*windows_of(allocator), *([] if states is None else [states]))
+    if num_slots is not None:
+        kinds.append(StateSlots(total, *num_slots, page_size))
+    return GroupedAllocator(total, kinds, has_layers=has_layers)

@@ -95,7 +95,6 @@ class CompiledGrammar:
         self.ended = Place(None, is_complete=True)
         self.ended.mask = self.masks.ended
         self.ended.forced = b""
-        self.ended.next = dict.fromkeys(vocabulary.eos_ids, self.ended)
         self.start = self._at(self.machine.start())
 
     def new_masker(self) -> "GrammarMasker":
@@ -111,7 +110,7 @@ class CompiledGrammar:
         """The place that a token leads to, or None where it is not allowed."""
         with self._lock:
             if place.config is None:
-                return place.next.get(token_id)
+                return place if token_id in self.vocabulary.eos_ids else None
             if token_id in self.vocabulary.eos_ids:
                 after = self.ended if place.is_complete else None
             else:
@@ -153,11 +152,8 @@ class CompiledGrammar:
     def forget(self) -> None:
         """Cuts all links, and forgets the masks, and the places and frames that no masker uses."""
         with self._lock:
-            for place in list(self._by_config.values()):
-                place.next.clear()
-                place.mask = None
+            self.cut()
             self.masks.forget()
-            self._link_bytes = 0
             # The places that are still known are held by maskers. States and frames get new numbers.
             held = list(self._by_config.values())
             renamed = self.machine.compact([place.config for place in held if place.config is not None])
@@ -166,6 +162,14 @@ class CompiledGrammar:
                 assert place.config is not None, "only the end has no configuration, and it has no name"
                 place.config = renamed[place.config]
                 self._by_config[place.config] = place
+
+    def cut(self) -> None:
+        """Cuts all links. They are cycles, so without this the places wait for the collector when a grammar goes."""
+        with self._lock:
+            for place in list(self._by_config.values()):
+                place.next.clear()
+                place.mask = None
+            self._link_bytes = 0
 
     def _after(self, place: Place, text: bytes) -> Place | None:
         """The place that the bytes of a token lead to; None where they cannot come."""
@@ -222,22 +226,23 @@ class GrammarMasker:
     """Follows one text, token by token, and says which tokens may come next and which bytes must.
 
     Maskers of a grammar share what is known of its places, and no answer depends on another masker. Once an EOS token
-    was accepted, the text is over and only EOS tokens may come. A masker keeps a list of the places that it has passed:
-    a rollback cuts the list, and a fork copies it.
+    was accepted, the text is over and only EOS tokens may come. A masker keeps a list of the places that it has passed
+    since its last `commit`: a rollback cuts the list, and a fork copies it.
     """
 
-    __slots__ = ("_account", "_passed", "_place", "grammar")
+    __slots__ = ("_account", "_num_committed", "_passed", "_place", "grammar")
 
     def __init__(self, grammar: CompiledGrammar):
         self.grammar = grammar
         self._place = grammar.start
+        self._num_committed = 0
         self._passed: list[Place] = []
         self._account = Account()
 
     @property
     def num_accepted(self) -> int:
         """Tokens that were accepted and not taken back."""
-        return len(self._passed)
+        return self._num_committed + len(self._passed)
 
     @property
     def num_steps(self) -> int:
@@ -253,6 +258,11 @@ class GrammarMasker:
         self._passed.append(place)
         self._place = after
         return True
+
+    def commit(self) -> None:
+        """Makes the tokens so far final. It then holds no place before; `forget` takes time for each that is held."""
+        self._num_committed += len(self._passed)
+        self._passed.clear()
 
     def fill_mask(self, out: NDArray[np.uint32]) -> bool:
         """Writes which tokens may come next: token t is bit t & 31 of word t >> 5. Changes no state.
@@ -287,15 +297,15 @@ class GrammarMasker:
         return self.grammar.forced(self._place, self._charged()) if forced is None else forced
 
     def rollback(self, num_tokens: int) -> None:
-        """Takes back the last tokens that were accepted.
+        """Takes back the last tokens that were accepted and are not final.
 
         Raises:
             ValueError: There are not so many.
         """
         if not 0 <= num_tokens <= len(self._passed):
             raise ValueError(
-                f"a rollback must take back no more tokens than the {len(self._passed)} accepted, and none or more, "
-                f"but got {num_tokens}"
+                f"a rollback must take back no more tokens than the {len(self._passed)} accepted since the last "
+                f"commit, and none or more, but got {num_tokens}"
             )
         if num_tokens:
             self._charged()
@@ -314,12 +324,12 @@ class GrammarMasker:
         """Another masker that stands where this one does, with the same tokens to take back."""
         other = GrammarMasker(self.grammar)
         other._place = self._place
-        other._passed = self._passed.copy()
+        other._num_committed, other._passed = self._num_committed, self._passed.copy()
         other._account = dataclasses.replace(self._charged())
         return other
 
     def _charged(self) -> Account:
         """The account of this text, with the most tokens that it ever had."""
         account = self._account
-        account.num_tokens = max(account.num_tokens, len(self._passed))
+        account.num_tokens = max(account.num_tokens, self.num_accepted)
         return account

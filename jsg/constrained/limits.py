@@ -90,9 +90,10 @@ class Account:
 
 LIMITS = Limits()
 """The limits of a server."""
-STEP_STEPS = 40_000_000
+STEP_STEPS = 20_000_000
 """Work for all texts of an engine together from one of its steps to the next, counted as `mask_steps`. No text is
-refused for it: one that comes when it is spent waits for the next step."""
+refused for it: one that comes when it is spent waits for the next step. With a mask that begins just before it is
+spent it takes less than 50 ms, which is the most that a step may keep streams waiting."""
 
 
 def check(value: int, limit: int, what: str, param: str | None = None) -> None:

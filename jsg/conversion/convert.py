@@ -23,6 +23,8 @@ from jsg.models.config import read_spec
 from jsg.models.forms import INDEX_FILE
 from jsg.models.loading import abstract_model, checkpoint_shapes, is_unread, origins, with_own_head
 from jsg.models.origin import Origin, Source
+from jsg.models.published.kernel import Kernel
+from jsg.models.published.layout import Reshaped, Stored
 from jsg.models.slices import outer_axis, sides_of, source_slices, view_of
 
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
@@ -51,9 +53,10 @@ def convert(
 ) -> int:
     """Writes the model of one directory into another, whole or not at all. Gives the bytes of its tensors.
 
-    Tensors keep their names and types. Each is cut where `tp_size` devices share it out, so each device reads its own
-    chunks. Any other number of devices can load the checkpoint too. Memory holds a few chunks at a time. In the main
-    thread, a signal that would end the process does so after the chunk under way is written and all is removed.
+    Tensors keep their names and types, those of kernels in few bits too. Each other one is cut where `tp_size` devices
+    share it out, so each device reads its own chunks. Any other number of devices can load the checkpoint too. Memory
+    holds a few chunks at a time. In the main thread, a signal that would end the process does so after the chunk under
+    way is written and all is removed.
 
     Args:
         source: A model directory with safetensors or an orbax checkpoint.
@@ -77,7 +80,7 @@ def convert(
             layout = _in_file(tensor, _layout(tensor, origin, shape, tp_size))
             unit = math.gcd(layout.unit, layouts.get(tensor.name, layout).unit)  # that suits all parts of a tensor
             layouts[tensor.name] = dataclasses.replace(layout, unit=unit)
-    with open_checkpoint(source, config.names.here, load_format) as checkpoint:
+    with open_checkpoint(source, config.names, load_format) as checkpoint:
         checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
         promises = _promises(checkpoint, layouts)
         total = sum(promise.nbytes for promise in promises.values())
@@ -123,9 +126,14 @@ def _kind(error: BaseException) -> str:
 
 def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, Promise]:
     """The tensors of the model by their stored names. Raises ModelError for one that could not be read again."""
-    promises = {
-        stored: Promise(tensor, layouts[name]) for name, stored, tensor in checkpoint.stored() if name in layouts
-    }
+    promises: dict[str, Promise] = {}
+    for name, stored, tensor in checkpoint.stored():
+        if name not in layouts:
+            continue
+        if isinstance(tensor, Kernel):
+            promises |= {each: _whole(part, layouts[name].num_devices) for each, part in tensor.parts.items()}
+        else:
+            promises[stored] = Promise(tensor, layouts[name])
     for name, promise in promises.items():
         _, piece = promise.grid()
         if (piece_bytes := math.prod(piece) * promise.dtype.itemsize) > orbax_checkpoint.MAX_CHUNK_BYTES:
@@ -134,6 +142,14 @@ def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, P
                 f"smallest would have {piece_bytes >> 20}; its rows are too long for jsg convert"
             )
     return promises
+
+
+def _whole(tensor: Stored, num_devices: int) -> Promise:
+    """A part of a kernel in few bits, which is cut by size alone: devices do not share out words and scales alike."""
+    if not tensor.shape:
+        tensor = Reshaped(tensor, (1,))
+    outer = max(0, len(tensor.shape) - 2)
+    return Promise(tensor, Layout(outer, 1, 1, False, num_devices, outer))
 
 
 def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int) -> Layout:

@@ -21,8 +21,9 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from orbax.checkpoint import type_handlers
 
-from jsg.models.checkpoint import PIECE_BYTES, StoredTensor
+from jsg.malloc import PIECE_BYTES
 from jsg.models.orbax_checkpoint import DTYPES, FOLDER, MANIFEST, codecs, files_of, manifest_text
+from jsg.models.published.layout import Stored
 from jsg.models.tensor_parallel import TENSOR_AXIS
 
 FILE_BYTES = 64 * 2**20
@@ -59,7 +60,7 @@ class Layout:
 class Promise:
     """A tensor that is read while it is written. Promises are the leaves of the tree that orbax writes."""
 
-    tensor: StoredTensor
+    tensor: Stored
     layout: Layout
 
     @property
@@ -180,7 +181,9 @@ class _PromiseHandler(type_handlers.TypeHandler):
                 info, use_ocdbt=False, global_shape=promise.shape, local_shape=large, dtype=promise.dtype
             )
             spec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"] = large
-            spec["metadata"]["codecs"] = codecs(small, is_turned=promise.layout.is_turned)
+            spec["metadata"]["codecs"] = codecs(
+                small, is_turned=promise.layout.is_turned, is_bytes=promise.dtype.itemsize == 1
+            )
             store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
             cuts = [
                 [slice(first, min(first + step, length)) for first in range(0, length, step)]

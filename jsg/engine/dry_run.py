@@ -27,11 +27,12 @@ from jsg.engine.problems import find_problems
 from jsg.engine.shapes import ACCELERATOR_CHUNK
 from jsg.engine.startup import plan_of, settle
 from jsg.errors import ConfigError, JsgError, MemoryPlanError, ModelError
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.block_spec import StateMixer
 from jsg.models.decoder import Decoder
 from jsg.models.llava import Llava
-from jsg.models.loading import abstract_model, resolve_dtype, resolve_kv_dtype
-from jsg.models.quantise import BYTES_PER_NUMBER, Quantised
+from jsg.models.loading import abstract_model, resolve_dtype, resolve_kv_dtype, with_kept
+from jsg.models.quantise import BYTES_PER_NUMBER
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import AXES, bytes_on_one_device
 from jsg.processing.tokenizer import load_tokenizer
@@ -188,6 +189,10 @@ def dry_run(config: EngineConfig) -> DryRun:
         problems += _tokenizer_problems(Path(config.tokenizer_path or directory))
     if model is None:
         return DryRun(problems=tuple(problems))
+    try:
+        model = with_kept(directory, model, config.load_format)
+    except ModelError as error:
+        problems.append(str(error))
     if embedder is not None:
         model = dataclasses.replace(model, tie_word_embeddings=True)
     return _sized(config, directory, model, embedder, problems)
@@ -290,21 +295,23 @@ def weight_bytes(
 ) -> tuple[int, int | None]:
     """The bytes of weights on one of several devices, and of the largest kernel that a step restores from 4 bits.
 
-    The second is None if kernels are not quantised. Layers of equal records have as many bytes, so one of them counts.
+    The second is None if no kernel is in few bits. Layers of equal records have as many bytes, so one of them counts.
     """
-    kinds = collections.Counter(model.layers)
-    few = dataclasses.replace(model, layers=tuple(kinds))
+    # Layers of equal records may be kept in other forms.
+    kinds = collections.Counter(model.layers) if not model.names.kept else dict.fromkeys(range(model.num_layers), 1)
+    few = model if model.names.kept else dataclasses.replace(model, layers=tuple(kinds))
     mesh = None if num_devices == 1 else AbstractMesh((num_groups, num_devices // num_groups), AXES)
     made = abstract_model(few, dtype, quantization, mesh)
     text = cast(Decoder, made.text if isinstance(made, Llava) else made)
     total = _num_bytes(made) + sum(
         (count - 1) * _num_bytes(layer) for layer, count in zip(text.layers, kinds.values(), strict=True)
     )
-    if quantization == "none":
+    if quantization == "none" and not model.names.kept:
         return total, None
     kernels = jax.tree.leaves(nnx.state(made), is_leaf=lambda leaf: isinstance(leaf, Quantised))
-    pairs = [bytes_on_one_device(leaf.values) for leaf in kernels if isinstance(leaf, Quantised) and leaf.is_grouped]
-    return total, max((2 * count * dtype.itemsize for count in pairs), default=0)
+    restored = [leaf for leaf in kernels if isinstance(leaf, Quantised) and not leaf.form.scales_columns]
+    counts = [leaf.form.per_byte * bytes_on_one_device(leaf.values) for leaf in restored]
+    return total, max((count * dtype.itemsize for count in counts), default=0)
 
 
 def _num_bytes(module: nnx.Module) -> int:

@@ -15,8 +15,9 @@ from jsg.errors import ModelError
 from jsg.fields import FieldError, Fields, read_json
 from jsg.models.checkpoint import faults, listed_tensors
 from jsg.models.config import read_spec
-from jsg.models.forms import foreign_form, has_weights, refuse_quantised, weights_form
+from jsg.models.forms import foreign_form, has_weights, weights_form
 from jsg.models.loading import HEAD, abstract_model, checkpoint_shapes, is_unread
+from jsg.models.published.sections import read_published
 from jsg.models.spec import ModelSpec
 
 MAX_FIELDS = 100
@@ -90,7 +91,7 @@ def _quantised(directory: Path) -> list[str]:
     problems: list[str] = []
     try:
         whole = Fields("config.json", read_json(directory / "config.json"))
-        refuse_quantised(directory, whole, whole.section("text_config") or Fields("", {}))
+        read_published(directory, whole, whole.section("text_config") or Fields("", {}))
     except ModelError as error:
         problems.append(str(error))
     return problems
@@ -99,7 +100,7 @@ def _quantised(directory: Path) -> list[str]:
 def _against_checkpoint(directory: Path, spec: ModelSpec, load_format: str) -> tuple[ModelSpec, list[str]]:
     """The model with the head that its checkpoint says, and how the checkpoint differs from what the model needs."""
     try:
-        held = listed_tensors(directory, spec.names.here, load_format)
+        held = listed_tensors(directory, spec.names, load_format)
     except ModelError as error:
         return spec, [str(error)]
     if not held:

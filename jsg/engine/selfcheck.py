@@ -281,9 +281,9 @@ def step_cost(
             if isinstance(mlp, ExpertsSpec):
                 load = expert_load(mlp.count, mlp.router.choice.per_token, num_tokens, num_groups)
                 block *= num_groups  # a device has a part of its group's experts only
-                routers += count * width * mlp.count
+                routers += count * mlp.num_weights_of_all(width)
                 if mlp.shared is not None:
-                    shared = mlp.shared.block.num_weights(width) / num_devices
+                    shared = mlp.shared.num_weights(width) / num_devices
                     read, used = read + count * shared, used + count * shared * num_tokens
             read += count * load.num_read * block
             used += count * load.num_copies * block

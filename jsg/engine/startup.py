@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jsg.cache.pool import HEADS_AXIS, make_pool, make_states
 from jsg.cache.radix import RadixCache
-from jsg.cache.windows import kinds_of, make_allocator
+from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
 from jsg.engine.device import program_store
@@ -43,7 +43,7 @@ from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import read_spec
 from jsg.models.llava import Llava
-from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype, with_own_head
+from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype, with_kept, with_own_head
 from jsg.models.quantise import BYTES_PER_NUMBER, STORED
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
@@ -162,7 +162,7 @@ class Settings:
         device = f"{self.device.count} x {processor()}" if self.platform == "cpu" else self.device.name
         if self.device.capability is not None:
             device = f"{self.device.count} of compute capability {'.'.join(map(str, self.device.capability))}"
-        model = hashlib.sha256(repr(self.model).encode()).hexdigest()[:16]
+        model = hashlib.sha256(repr((self.model, self.model.names.kept)).encode()).hexdigest()[:16]
         named = {option(name): str(value) for name, value in options.items()}
         return code_identity() | {"device": device, "a model of shape": model} | named
 
@@ -231,7 +231,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     num_slots = (settings.max_running, plan.num_states) if settings.model.state_shapes else None
     allocator = make_allocator(plan.num_pages(size), size, has_layers=None in groups, num_slots=num_slots)
     info = _info(settings, plan)
-    cache = RadixCache(size, allocator, kinds=kinds_of(allocator), enabled=info.caches_prefixes)
+    cache = RadixCache(size, allocator, enabled=info.caches_prefixes)
     kernels.wait()
     lexicon.begin()  # last: it is Python, in whose time nothing else of the start goes on
     return Parts(
@@ -306,11 +306,13 @@ def _make_runner(settings: Settings, report: Report) -> tuple[ModelRunner, Memor
 
 def make_executables(settings: Settings, make: Callable[..., Executables], **more: Any) -> Executables:
     """The executables of an engine, without programs yet. `make` gets the further arguments too."""
-    config = settings.config
+    config, kept = settings.config, settings.model.names.kept.values()
+    in_8_bits = config.quantization == "none" and any(each.form.scales_columns for each in kept)
+    quantization = "int8" if in_8_bits else config.quantization
     return make(
         forbid_compile=config.forbid_compile,
         runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
-        compiler_options=_compiler_options(config, settings.platform, config.quantization),
+        compiler_options=_compiler_options(config, settings.platform, quantization),
         options_by_kind={"encode": _compiler_options(config, settings.platform, "none")},
         mesh=settings.mesh,
         **more,
@@ -440,6 +442,7 @@ def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelSpec, Embed
         logger.warning("%s", note)
     embedder = read_embedder(directory, config.task, model)
     if embedder is not None:  # whose checkpoint may have no head
+        model = with_kept(directory, model, config.load_format) if config.load_format != "dummy" else model
         return dataclasses.replace(model, tie_word_embeddings=True), embedder
     return model if config.load_format == "dummy" else with_own_head(directory, model, config.load_format), None
 
@@ -546,13 +549,18 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
 
 def _decode_steps(settings: Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
     is_cpu = settings.platform == "cpu"  # whose devices share one processor
-    itemsize = settings.dtype.itemsize
+    itemsize, quantization = settings.dtype.itemsize, settings.config.quantization
+    kept = [each.form.bytes_per_number for each in settings.model.names.kept.values()]
+    if quantization == "none" and kept:
+        kernel_itemsize = sum(kept) / len(kept)
+    else:
+        kernel_itemsize = BYTES_PER_NUMBER.get(quantization, itemsize)
     cost = functools.partial(
         step_cost,
         settings.model,
         itemsize,
         kv_bytes_per_token=plan.bytes_per_token * settings.config.tp_size,
-        kernel_itemsize=BYTES_PER_NUMBER.get(settings.config.quantization, itemsize),
+        kernel_itemsize=kernel_itemsize,
         num_devices=1 if is_cpu else settings.config.tp_size,
         num_groups=1 if is_cpu else settings.config.ep_size,
     )

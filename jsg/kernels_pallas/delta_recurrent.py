@@ -31,7 +31,6 @@ class _Static(NamedTuple):
     values: int
     taps: int
     eps: float
-    most: float
     is_apart: bool
     steps: tuple[float, float] | None
     rows: int
@@ -107,13 +106,13 @@ def gated_delta(
     is_apart, steps = apart is not None, None
     sizes, out_type = (heads // joint.shape[1], keys, values, len(weights.taps)), jnp.dtype(joint.dtype)
     if isinstance(weights, ScanWeights):
-        eps, most, steps, out_type = 0.0, 1.0, weights.steps, jnp.dtype(jnp.float32)
+        eps, steps, out_type = 0.0, weights.steps, jnp.dtype(jnp.float32)
         read = (joint, raw_gates, *weights[:5])
     else:
-        eps, most = weights.eps, weights.most
+        eps = weights.eps
         read = (joint, raw_gates, *(apart or ()), *weights[:4])
     read = (*read, jnp.stack(pieces))  # one array: XLA copies each part of a step's numbers that a kernel is given
-    static = _Static(*sizes, eps, most, is_apart, steps, rows, has_one_token)
+    static = _Static(*sizes, eps, is_apart, steps, rows, has_one_token)
     out = jax.ShapeDtypeStruct((len(joint), heads, values), out_type)
     written = [out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache)]
     out, *changed = pl.pallas_call(
@@ -234,7 +233,7 @@ def _token(
     if static.steps is None:
         query *= lax.rsqrt(jnp.sum(query * query) + UNIT_EPS) * static.keys**-0.5
         key *= lax.rsqrt(jnp.sum(key * key) + UNIT_EPS)
-        difference = (value - jnp.sum(decayed * key[None], axis=1)) * (static.most * jax.nn.sigmoid(raw))
+        difference = (value - jnp.sum(decayed * key[None], axis=1)) * jax.nn.sigmoid(raw)
     else:
         difference = value * step
     state = jnp.where(is_known, state, decayed + difference[:, None] * key[None])

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int, Num
 
+from jsg.kernels_pallas.form import Form
 from jsg.window import Window
 
 LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
@@ -14,26 +15,35 @@ first numbers of its keys has one array too, `[P, page_size, K, H]`. Only the op
 
 PANEL_WIDTH = 16
 """Columns of a panel: the float32 of one AVX-512 register, of two of AVX2, of four of NEON."""
-TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 1, "uint8": 4}
+TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 1, "e4m3": 1, "int4": 4, "e2m1": 4}
 """How many stored numbers of each column lie side by side, by the type of a kernel. The matrix unit of a CPU (AMX)
-multiplies pairs of bfloat16. Four bytes of pairs in 4 bits fill a lane of 32 bits, and shifts get at each number."""
-SCALE_GROUP = 32
-"""Consecutive inputs of a column that have a scale of their own, if a kernel is in 4 bits: as many as an instruction of
-the matrix unit takes."""
+multiplies pairs of bfloat16. Four bytes of numbers in 4 bits fill a lane of 32 bits, and shifts get at each of them."""
 
 
 class Panels(NamedTuple):
     """A kernel [D, F] as a CPU reads it: `PANEL_WIDTH` columns side by side, from the first input to the last.
 
     Attributes:
-        values: [F / PANEL_WIDTH, D / together, PANEL_WIDTH, together], where `TOGETHER` has the last one. For uint8 D
-            is half as long, because each has two inputs: see `models.quantise.Quantised`.
-        scale: [F / PANEL_WIDTH, groups, PANEL_WIDTH, 1]. For int8 one group, the factor of each column's sum; for uint8
-            the factors of each `SCALE_GROUP` inputs; else None.
+        values: [F / PANEL_WIDTH, D / together, PANEL_WIDTH, together], where `TOGETHER` has the last one. In 4 bits D
+            is half as long, because a byte has two inputs.
+        form: How a kernel in few bits is kept; None for others.
+        scale: [F / PANEL_WIDTH, groups, PANEL_WIDTH, 1], if groups of inputs have scales.
+        zero: Likewise their zeros.
+        factor: [F / PANEL_WIDTH, 1, PANEL_WIDTH, 1], what each column's sum is multiplied with, if anything.
+        order: [D] The inputs in the order in which the panels have them; None for their own.
     """
 
     values: Num[Array, "panels D_part width together"]
+    form: Form | None = None
     scale: Float[Array, "panels groups width 1"] | None = None
+    zero: Int[Array, "panels groups width 1"] | None = None
+    factor: Float[Array, "panels 1 width 1"] | None = None
+    order: Int[Array, " D"] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of its numbers, a key of `TOGETHER`."""
+        return str(self.values.dtype) if self.form is None else self.form.numbers
 
 
 class PrefixGroups(NamedTuple):
@@ -96,12 +106,12 @@ class GroupKernels(NamedTuple):
     """A kernel for each group of rows. See `ops.grouped_matmul`.
 
     Attributes:
-        values: The kernels.
+        values: The kernels, or on a CPU those in few bits in panels.
         scale: The factor of the sums of each column; None if the kernels are as long as the rows.
         bias: What is added to each column; None for nothing.
     """
 
-    values: Num[Array, "E D F"]
+    values: Num[Array, "E D F"] | Panels
     scale: Float[Array, "E 1 F"] | None = None
     bias: Float[Array, "E F"] | None = None
 
@@ -196,7 +206,6 @@ class DeltaWeights(NamedTuple):
         decay_bias: Added to what a token says of its decay. [N, Dk] if each number of a key has a decay of its own.
         norm: The weight of the norm of a head's output.
         eps: Added to the mean square before its root.
-        most: The greatest strength. Above 1 a state may lose more than it has.
     """
 
     taps: Float[Array, "taps K mixed"]
@@ -204,7 +213,6 @@ class DeltaWeights(NamedTuple):
     decay_bias: Float[Array, "N *keys"]
     norm: Float[Array, " Dv"]
     eps: float
-    most: float = 1.0
 
 
 class GatesApart(NamedTuple):

@@ -309,14 +309,25 @@ def short_convolution(
     return out, reference_convolution.last_inputs(x, inputs, pieces)
 
 
-def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
+def matmul(
+    x: Float[Array, "T D"],
+    kernel: Panels,
+    result: jax.typing.DTypeLike = jnp.float32,
+    sizes: Int[Array, " E"] | None = None,
+) -> Float[Array, "T F"]:
     """x · kernel on a CPU, summed in float32 and rounded to `result`, float32 or bfloat16.
 
     Each result is summed over D in an order that does not depend on the other rows.
+
+    Args:
+        x: The rows.
+        kernel: The kernel, or those of several experts.
+        result: Type of the result.
+        sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
     """
     from jsg.kernels_pallas.native import matmul as native
 
-    return native.matmul(x, kernel, result)
+    return native.matmul(x, kernel, result, sizes)
 
 
 def gated(
@@ -398,7 +409,7 @@ def expert_routes(
 
 def grouped_matmul(
     rows: Float[Array, "R D"],
-    kernels: Num[Array, "E D F"],
+    kernels: Num[Array, "E D F"] | Panels,
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
@@ -414,6 +425,7 @@ def grouped_matmul(
     Args:
         rows: The rows of group 0, then those of group 1, and so on.
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
+            Those in panels have their scales.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
         bias: What is added to each column; None for nothing.
@@ -424,6 +436,11 @@ def grouped_matmul(
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
     """
+    group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
+    if isinstance(kernels, Panels):
+        is_there = jnp.arange(len(rows))[:, None] < sizes.sum()  # other rows of the result are not written
+        sums = jnp.where(is_there, matmul(rows, kernels, result if bias is None else jnp.float32, sizes), 0)
+        return (sums if bias is None else sums + bias[group]).astype(result)
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import grouped_matmul as kernel
 
@@ -437,7 +454,6 @@ def grouped_matmul(
     sums = lax.ragged_dot(
         rows, kernels.astype(rows.dtype), sizes, precision=precision, preferred_element_type=jnp.float32
     )
-    group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
     if scale is not None:
         sums *= scale[group, 0]
     return (sums if bias is None else sums + bias[group]).astype(result)

@@ -87,7 +87,7 @@ def log_gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: Gate
     rate = jnp.exp(weights.decay_rate.astype(jnp.float32)).reshape(-1, *[1] * (bias.ndim - 1))
     decay = decay.astype(jnp.float32).reshape(len(raw), *bias.shape)
     decay = -rate * jax.nn.softplus(decay + bias)
-    return Gates(decay, weights.most * jax.nn.sigmoid(strength.astype(jnp.float32)).reshape(len(raw), -1))
+    return Gates(decay, jax.nn.sigmoid(strength.astype(jnp.float32)).reshape(len(raw), -1))
 
 
 def unit(x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:

@@ -124,6 +124,16 @@ class CopySession(Session, Protocol):
         ...
 
 
+class BatchSession(Session, Protocol):
+    """A session of a backend that can make use of what the runs of a batch have in common.
+
+    Attributes:
+        own_texts: Where one of these begins, the prompt parts from those of the other runs.
+    """
+
+    own_texts: frozenset[str]
+
+
 class Backend(Protocol):
     """A model, or an API, that executes programs."""
 

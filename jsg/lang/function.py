@@ -1,6 +1,7 @@
 """Programs: Python functions whose first parameter is the state `s`."""
 
 import asyncio
+import collections
 import contextvars
 import dataclasses
 import functools
@@ -173,9 +174,13 @@ class SglFunction[**P](batch.Batchable[ProgramState]):
         kwargs: Mapping[str, Any],
         given: SamplingArgs,
         backend: Backend | BackendSource | None,
+        shared: frozenset[str] | None = None,
     ) -> "_Call":
         self.check_arguments(args, kwargs)
-        run = Run(shared_loop(), _chosen(backend), given.over(PUBLISHED), self.num_api_spec_tokens)
+        if shared is None and (caller := calling_run()) is not None:
+            shared = caller.shared_texts
+        own = frozenset() if shared is None else batch.texts_of((args, kwargs)) - shared
+        run = Run(shared_loop(), _chosen(backend), given.over(PUBLISHED), self.num_api_spec_tokens, own, shared)
         own = ProgramState(run.stream, run)  # whose reads wait for what the body has appended, and not for its end
         state = ProgramState(run.stream, run, is_callers=True)
         return _Call(state, run, lambda: self.func(own, *args, **{**self.bound, **kwargs}), self.is_async)
@@ -206,9 +211,12 @@ class SglFunction[**P](batch.Batchable[ProgramState]):
         if (tracing := scope.active()) is not None:
             return [tracing.call(self, args, kwargs, _unless_empty(given)) for args, kwargs in runs]
         chosen = _chosen(backend)
+        known = runs if isinstance(runs, list) else []
+        counts = collections.Counter(text for arguments in known for text in batch.texts_of(arguments))
+        shared = frozenset(text for text, count in counts.items() if count > 1 or len(known) == 1)
 
         async def run_one(arguments: batch.Arguments) -> ProgramState:
-            call = self._start(*arguments, given, chosen)
+            call = self._start(*arguments, given, chosen, shared)
             await call.run_to_end()
             return call.state
 

@@ -6,9 +6,10 @@ import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 from jsg.errors import AbortedError
-from jsg.lang.backend import Backend
+from jsg.lang.backend import Backend, BatchSession, Session
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.reading import check_may_block
 from jsg.lang.streams.history import History
@@ -28,16 +29,27 @@ class Run:
         history: What happened in it.
         body_error: The error that the body raised.
         returned: What the body returned.
+        shared_texts: Texts among the arguments of several runs of the batch that it is in; None where it is in none.
         ended: Is done when the body has ended.
     """
 
-    def __init__(self, loop: Loop, backend: Backend, defaults: SamplingArgs, num_api_spec_tokens: int | None):
+    def __init__(
+        self, loop: Loop, backend: Backend, defaults: SamplingArgs, num_api_spec_tokens: int | None,
+        own_texts: frozenset[str] = frozenset(), shared_texts: frozenset[str] | None = None,
+    ):  # fmt: skip
+        """`own_texts` are arguments that other runs of the same batch do not have."""
+
+        def open_session() -> Session:
+            session = backend.open(num_api_spec_tokens=num_api_spec_tokens)
+            if own_texts and hasattr(session, "own_texts"):
+                cast(BatchSession, session).own_texts = own_texts
+            return session
+
         self.backend = backend
+        self.shared_texts = shared_texts
         caller = calling_run()
         self.history = History(None if caller is None else caller.history)
-        self.stream = Stream(
-            loop, lambda: backend.open(num_api_spec_tokens=num_api_spec_tokens), defaults, history=self.history
-        )
+        self.stream = Stream(loop, open_session, defaults, history=self.history)
         self.body_error: BaseException | None = None
         self.returned = Variable()
         self.ended = Variable()

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.in_place import fill
 from jsg.models.origin import Origin
-from jsg.models.quantise import Quantised
 from jsg.models.slices import Reader, Span
 
 _Declared = jax.ShapeDtypeStruct | Quantised

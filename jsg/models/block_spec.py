@@ -5,7 +5,7 @@ See `jsg/models/spec.py`. Names of tensors are relative to the layer.
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ConfigError, ModelError
 from jsg.kernels_pallas.activation import Activation
@@ -246,6 +246,7 @@ class AttentionSpec:
     sinks: str | None = None
     projections: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
+    state_shapes = ()
 
     @property
     def has_gate(self) -> bool:
@@ -256,11 +257,6 @@ class AttentionSpec:
     def kv_shape(self) -> KVShape:
         """What the layer reads of a token. It keeps that, unless another layer does."""
         return KVShape(self.kv_heads, self.head_dim)
-
-    @property
-    def state_shapes(self) -> tuple[StateShape, ...]:
-        """What the layer keeps of a request: nothing."""
-        return ()
 
     @property
     def pair_numbers(self) -> int:
@@ -342,20 +338,6 @@ class RouterSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SharedExpertSpec:
-    """A feed-forward block that every token uses beside its experts.
-
-    Attributes:
-        block: The block.
-        gate: The tensor of a projection to one number, whose sigmoid multiplies the block, without `.weight`; None for
-            a block that nothing multiplies, which may have biases.
-    """
-
-    block: FeedForwardSpec
-    gate: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackSpec:
     """How one tensor has the kernels of all experts.
 
@@ -373,6 +355,29 @@ class StackSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LatentExpertsSpec:
+    """Projections around experts that are narrower than the residual stream (LatentMoE of Nemotron 3).
+
+    Attributes:
+        width: What experts read and make.
+        into: The tensor of the projection to it, without `.weight`.
+        out: That of the projection back.
+        has_bias: Both have biases.
+    """
+
+    width: int
+    into: str
+    out: str
+    has_bias: bool = False
+
+
+def stacked(name: str, *, suffix: str = "", **form: Any) -> dict[str, Any]:
+    """The names of an `ExpertsSpec` of which one tensor has all gates and what they let through, in this form."""
+    joint = f"{name}.gate_up_proj"
+    return {"gate": joint, "up": joint, "down": f"{name}.down_proj", "stack": StackSpec(suffix=suffix, **form)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
     """Several gated feed-forward blocks, of which each token uses a few.
 
@@ -387,7 +392,11 @@ class ExpertsSpec:
         down: Likewise.
         stack: How one tensor has the kernels of all experts; None if each expert has its own.
         has_bias: The projections of experts have biases.
-        shared: What every token uses beside its experts; None for nothing.
+        shared: The block that every token uses beside its experts; None for none.
+        shared_gate: The tensor of a projection to one number, whose sigmoid multiplies that block, without `.weight`;
+            None for a block that nothing multiplies, which may have biases.
+        latent: The projections to what experts read, and from the sum of what they make; None if experts read and
+            make the residual stream.
     """
 
     count: int
@@ -399,11 +408,17 @@ class ExpertsSpec:
     down: str = "mlp.experts.{expert}.down_proj"
     stack: StackSpec | None = None
     has_bias: bool = False
-    shared: SharedExpertSpec | None = None
+    shared: FeedForwardSpec | None = None
+    shared_gate: str | None = None
+    latent: LatentExpertsSpec | None = None
 
     def num_weights(self, width: int) -> int:
         """The numbers of the kernels of one expert, in a model of this width."""
-        return (2 if self.gate is None else 3) * width * self.inner
+        return (2 if self.gate is None else 3) * (self.latent.width if self.latent else width) * self.inner
+
+    def num_weights_of_all(self, width: int) -> int:
+        """The numbers of the kernels that every token uses, but for the shared block."""
+        return width * (self.count + (2 * self.latent.width if self.latent else 0))
 
     def check_devices(self, count: int, groups: int) -> None:
         """Raises unless so many groups of devices can share out the experts, and those of a group the columns."""
@@ -414,7 +429,7 @@ class ExpertsSpec:
             )
         require_divisor(count // groups, count, groups, "the width of its experts", self.inner)
         if self.shared is not None:
-            require_divisor(count, count, 1, "the width of its shared expert", self.shared.block.inner)
+            require_divisor(count, count, 1, "the width of its shared expert", self.shared.inner)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,30 +6,36 @@ and types are those that the model needs.
 """
 
 import contextlib
+import itertools
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import ml_dtypes  # noqa: F401 # teaches numpy bfloat16, which safetensors asks it for
+import ml_dtypes  # teaches numpy bfloat16, which safetensors asks it for
 import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import read_json
+from jsg.gguf.tensors import GgufTensor, open_tensors
+from jsg.kernels_pallas.form import Form
+from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
-from jsg.models.forms import INDEX_FILE, SINGLE_FILE, has_weights, weights_form
+from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
+from jsg.models.published.kernel import Kept, Kernel, restored
+from jsg.models.published.record import KeptForm
+from jsg.models.spec import AS_STORED, TensorNames
 
 MAX_FILES = 1000
 DTYPES = ("F32", "F16", "BF16")
+EIGHT_BITS = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu}
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Ends of names of tensors that old checkpoints hold and no model needs, because they are computed."""
 
 
 NO_HEAD = "a model that was saved without its head can embed (--task embed), but generates no text"
-
-PIECE_BYTES = 2**20 - 2**14
-"""The bytes of a tensor that are read at once. Below 1 MiB `freed_at_once` lets malloc reuse them."""
 
 
 class Piece(NamedTuple):
@@ -65,10 +71,11 @@ class StoredTensor(Protocol):
 
 
 class Listed(NamedTuple):
-    """What is known of a tensor without its numbers: shape and type, or neither."""
+    """What is known of a tensor without its numbers: shape and type, or neither; and whether it may be left out."""
 
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
+    is_spare: bool = False
 
 
 def faults(
@@ -85,19 +92,20 @@ def faults(
         if name not in held:
             hint = NO_HEAD if name == "lm_head.weight" else "is it the one of this config.json?"
             yield f"the checkpoint must hold {name}, but does not; {hint}"
-    for name in held:
-        if name not in shapes and not name.endswith(IGNORED_SUFFIXES) and not is_unread(name):
+    for name, listed in held.items():
+        if name not in shapes and not name.endswith(IGNORED_SUFFIXES) and not is_unread(name) and not listed.is_spare:
             yield (
                 f"the checkpoint holds {name!r}, which this architecture does not have; "
                 "is it the one of this config.json?"
             )
     for name, needed in shapes.items():
-        shape, dtype = held.get(name, Listed())
+        shape, dtype, _ = held.get(name, Listed())
         if shape is not None and shape != needed:
             yield f"{name} must have the shape {list(needed)} by config.json, but has {list(shape)}"
         if dtype is not None and dtype not in DTYPES:
             yield (
-                f"{name} must be one of {', '.join(DTYPES)}, but is {dtype}; quantised checkpoints are not supported"
+                f"{name} must be one of {', '.join(DTYPES)}, but is {dtype}, and nothing in the checkpoint or in "
+                "config.json says how it is quantised"
             )
 
 
@@ -105,14 +113,15 @@ class Checkpoint:
     """Tensors by name, read slice by slice. Made by `open_checkpoint`.
 
     Attributes:
-        num_bytes_read: Bytes of all slices that were read.
+        num_bytes_read: Bytes of all slices that were read, as the file has them.
     """
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], rename: Callable[[str], str] = str):
-        """Takes the tensors by their stored names, and a function from a stored name to the name that is used here."""
+    def __init__(self, tensors: Mapping[str, StoredTensor], names: TensorNames = AS_STORED):
+        """Takes the tensors by their stored names, and how these are named here."""
         self.num_bytes_read = 0
         self._lock = threading.Lock()
-        self._stored = {rename(name): (name, tensor) for name, tensor in tensors.items()}
+        self._stored = {names.here(name): (name, tensor) for name, tensor in tensors.items()}
+        self._may_add_biases = names.published is not None and names.published.adds_biases
         if len(self._stored) != len(tensors):
             raise ModelError("the checkpoint names a tensor twice, in the old way and in the new one; save it again")
 
@@ -126,9 +135,19 @@ class Checkpoint:
         Raises:
             ModelError: A tensor is missing, superfluous, of another shape, or of a type that is not supported.
         """
-        held = {name: Listed(tensor.shape, tensor.dtype) for name, (_, tensor) in self._stored.items()}
-        for fault in faults(held, shapes, is_unread):
+        for fault in faults(self.listed(), shapes, is_unread):
             raise ModelError(fault)
+
+    def listed(self) -> dict[str, Listed]:
+        """What is known of each tensor. Biases of zeros may be left out if the program that wrote them adds such."""
+        return {
+            name: Listed(
+                tensor.shape,
+                tensor.dtype,
+                self._may_add_biases and name.endswith(".bias") and not tensor.read((slice(None),)).any(),
+            )
+            for name, (_, tensor) in self._stored.items()
+        }
 
     def holds(self, name: str) -> bool:
         """Whether it has a tensor of this name."""
@@ -158,12 +177,33 @@ class Checkpoint:
         _, tensor = self._stored[name]
         numbers = tensor.read((*slices, *(slice(None),) * (len(tensor.shape) - len(slices))))
         with self._lock:
-            self.num_bytes_read += numbers.nbytes
+            self.num_bytes_read += (
+                int(numbers.size * tensor.bytes_each) if isinstance(tensor, Kernel) else numbers.nbytes
+            )
         return numbers
+
+    def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:
+        """A slice of [..., out, in] of a kernel that has a form, in its few bits. See `read`."""
+        _, tensor = self._stored[name]
+        assert isinstance(tensor, Kernel | GgufTensor), "a tensor with a form"
+        kept = tensor.kept(slices) if isinstance(tensor, Kernel) else Kept(*tensor.kept(slices), None, None, None)
+        with self._lock:
+            self.num_bytes_read += kept.numbers.nbytes + kept.scale.nbytes
+        return kept
 
     def piece(self, name: str, outer: int = 0) -> Piece:
         """The part of the tensor that is cheap to read at once, of one index of each of the `outer` first axes."""
         return Piece(*self._stored[name][1].piece(outer))
+
+    def forms(self) -> dict[str, KeptForm]:
+        """How kernels are kept in few bits, by name, of those that can be."""
+        forms: dict[str, KeptForm | None] = {}
+        for name, (_, tensor) in self._stored.items():
+            if isinstance(tensor, Kernel):
+                forms[name] = tensor.kept_form
+            elif isinstance(tensor, GgufTensor) and tensor.form is not None:
+                forms[name] = KeptForm(Form(*tensor.form), order="", is_turned=False)
+        return {name: form for name, form in forms.items() if form is not None}
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""
@@ -186,8 +226,25 @@ class SafeTensor:
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows of about `PIECE_BYTES`."""
-        row_bytes = math.prod(self.shape[outer + 1 :]) * (4 if self.dtype == "F32" else 2)
-        return outer, max(1, PIECE_BYTES // max(1, row_bytes))
+        return outer, rows_at_once(self.shape, 4 if self.dtype == "F32" else 2, outer)
+
+
+class MappedTensor:
+    """One tensor of a safetensors file of a type that the library does not give to numpy."""
+
+    def __init__(self, file: np.ndarray, first: int, of: SafeTensor):
+        """Takes the bytes of the file, where in them the tensor begins, and the tensor's shape and type."""
+        self.shape, self.dtype = of.shape, of.dtype
+        last = first + math.prod(self.shape)
+        self._numbers = file[first:last].view(EIGHT_BITS[self.dtype]).reshape(self.shape)
+
+    def read(self, slices: tuple[slice, ...]) -> np.ndarray:
+        """A copy of a slice."""
+        return np.array(self._numbers[slices])
+
+    def piece(self, outer: int = 0) -> tuple[int, int]:
+        """Rows of about `PIECE_BYTES`."""
+        return outer, rows_at_once(self.shape, 1, outer)
 
 
 def has_checkpoint(directory: Path) -> bool:
@@ -196,31 +253,38 @@ def has_checkpoint(directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: str = "auto") -> Iterator[Checkpoint]:
+def open_checkpoint(directory: Path, names: TensorNames = AS_STORED, kind: str = "auto") -> Iterator[Checkpoint]:
     """The checkpoint of a model directory. Its files stay open inside the `with`.
 
     Args:
         directory: The model directory.
-        rename: A tensor's name in the files → its name in `Checkpoint`. By default they are equal.
+        names: How its tensors are named and stored. Quantised kernels are restored as they are read.
         kind: `safetensors`, in one file or in shards, `orbax`, or `auto` for the one that exists.
 
     Raises:
         ModelError: There is no such checkpoint, or there are both and `kind` is `auto`; a file is missing or damaged;
-            shards and index disagree.
+            shards and index disagree; a kernel lacks a tensor, or has one that does not fit.
     """
     form = weights_form((path.name for path in directory.iterdir()), kind)
     with contextlib.ExitStack() as stack:
-        is_orbax = form == "orbax"
-        tensors = orbax_checkpoint.open_tensors(directory) if is_orbax else _open_safetensors(directory, stack)
-        yield Checkpoint(tensors, rename)
+        tensors: Mapping[str, StoredTensor]
+        if form == "safetensors":
+            tensors = _open_safetensors(directory, stack)
+        elif form == "orbax":
+            tensors = orbax_checkpoint.open_tensors(directory)
+        else:
+            tensors = open_tensors(sorted(directory.glob(f"{GGUF_LINK}*")))
+        if names.published is not None:
+            tensors = restored(tensors, names.published, names.here)
+        yield Checkpoint(tensors, names)
 
 
-def listed_tensors(directory: Path, rename: Callable[[str], str], kind: str = "auto") -> dict[str, Listed]:
+def listed_tensors(directory: Path, names: TensorNames, kind: str = "auto") -> dict[str, Listed]:
     """What is known of the tensors of a checkpoint of which files may be missing; nothing if the index is missing, too.
 
     Args:
         directory: The model directory.
-        rename: As `open_checkpoint`.
+        names: As `open_checkpoint`.
         kind: As `open_checkpoint`.
 
     Raises:
@@ -229,23 +293,38 @@ def listed_tensors(directory: Path, rename: Callable[[str], str], kind: str = "a
     if (directory / INDEX_FILE).is_file() and kind != "orbax":
         weight_map = _weight_map(directory)
         if not all((directory / shard).is_file() for shard in weight_map.values()):
-            return {rename(name): Listed() for name in weight_map}
+            stored = weight_map if names.published is None else itertools.chain(*names.published.sorted(weight_map))
+            may_add = names.published is not None and names.published.adds_biases
+            return {names.here(name): Listed(is_spare=may_add and name.endswith(".bias")) for name in stored}
     if not has_checkpoint(directory):
         return {}
-    with open_checkpoint(directory, rename, kind) as checkpoint:
-        return {name: Listed(tensor.shape, tensor.dtype) for name, _, tensor in checkpoint.stored()}
+    with open_checkpoint(directory, names, kind) as checkpoint:
+        return checkpoint.listed()
 
 
-def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
+def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> Mapping[str, StoredTensor]:
     if not (directory / INDEX_FILE).is_file():
-        file = _open_file(directory / SINGLE_FILE, stack)
-        return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
+        return _tensors_of(directory / SINGLE_FILE, stack)
     weight_map = _weight_map(directory)
-    opened = {shard: _open_file(directory / shard, stack) for shard in sorted(set(weight_map.values()))}
-    held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118 # a method, no dict
+    opened = {shard: _tensors_of(directory / shard, stack) for shard in sorted(set(weight_map.values()))}
+    held = {name: shard for shard, tensors in opened.items() for name in tensors}
     for name in held.keys() ^ weight_map.keys():
         raise ModelError(f"{INDEX_FILE} and its files disagree about the tensor {name!r}; download them again")
-    return {name: SafeTensor(opened[shard], name) for name, shard in held.items()}
+    return {name: opened[shard][name] for name, shard in held.items()}
+
+
+def _tensors_of(path: Path, stack: contextlib.ExitStack) -> Mapping[str, StoredTensor]:
+    """The tensors of a safetensors file."""
+    file = _open_file(path, stack)
+    tensors = {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
+    mapped = [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS]
+    if not mapped:
+        return tensors
+    everything = np.memmap(path, np.uint8, "r")
+    begin = 8 + int.from_bytes(everything[:8].tobytes(), "little")
+    header = json.loads(everything[8:begin].tobytes())  # the library has checked it
+    places = {name: begin + header[name]["data_offsets"][0] for name in mapped}
+    return tensors | {name: MappedTensor(everything, first, tensors[name]) for name, first in places.items()}
 
 
 def _weight_map(directory: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
-from jsg.models.layers import Linear, exact_precision, parameter, project
+from jsg.models.layers import Linear, exact_precision, parameter, project, whole
 from jsg.models.origin import Origin, Source
 from jsg.models.vision_config import VisionConfig
 
@@ -29,8 +29,7 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, name: str, width: int, eps: float, dtype: jax.typing.DTypeLike):
         self.eps = eps
-        self.weight = parameter((width,), dtype, Origin((Source(f"{name}.weight", (width,)),)))
-        self.bias = parameter((width,), dtype, Origin((Source(f"{name}.bias", (width,)),)))
+        self.weight, self.bias = (whole(f"{name}.{part}", (width,), dtype) for part in ("weight", "bias"))
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalises in float32."""
@@ -49,9 +48,8 @@ class Patches(nnx.Module):
         self.patch_size = side
         convolution = Source(f"{prefix}.patch_embedding.weight", (width, 3, side, side))
         self.kernel = parameter((side * side * 3, width), dtype, Origin((convolution,), transposed=True))
-        self.class_token = parameter((width,), dtype, Origin((Source(f"{prefix}.class_embedding", (width,)),)))
-        places = Source(f"{prefix}.position_embedding.weight", (num_places, width))
-        self.places = parameter((num_places, width), dtype, Origin((places,)))
+        self.class_token = whole(f"{prefix}.class_embedding", (width,), dtype)
+        self.places = whole(f"{prefix}.position_embedding.weight", (num_places, width), dtype)
 
     def __call__(self, pixels: Float[Array, "I 3 S S"]) -> Float[Array, "I A D"]:
         """Patches do not overlap, so the convolution is one matmul; its kernel is stored [x, y, colour] by patch."""
@@ -133,8 +131,7 @@ class VisionTower(nnx.Module):
         )
         self.layers = nnx.List([VisionLayer(config, layer, dtype) for layer in range(max(config.feature_layers))])
         self.projector = Projector(config, text_width, dtype)
-        newline = Origin((Source("image_newline", (text_width,)),))
-        self.newline = parameter((text_width,), dtype, newline) if config.has_newline else None
+        self.newline = whole("image_newline", (text_width,), dtype) if config.has_newline else None
 
     def encode(self, pixels: Float[Array, "I 3 S S"]) -> Float[Array, "I M D"]:
         """The `patches_per_tile` rows of each tile of processed pixels."""

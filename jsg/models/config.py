@@ -8,8 +8,9 @@ import dataclasses
 from pathlib import Path
 
 from jsg.fields import Fields, read_json
-from jsg.models.forms import refuse_quantised
-from jsg.models.registry import TEXT_HALVES, WRAPPERS, family_of, shortened
+from jsg.models.published.record import Published
+from jsg.models.published.sections import notes_of, read_published
+from jsg.models.registry import FAMILIES, TEXT_HALVES, WRAPPERS, served_name, shortened
 from jsg.models.spec import ModelSpec
 from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, read_tower, read_vision
 from jsg.models.without_effect import refuse_unknown
@@ -28,9 +29,10 @@ def read_spec(path: Path) -> ModelSpec:
     wrapper = WRAPPERS.get(architecture)
     if wrapper is not None:
         return _read_wrapped(path, whole, architecture, wrapper)
-    family = family_of(architecture)
-    refuse_quantised(path, whole)
-    return _with_eos_tokens(path, family.read(whole))
+    architecture = served_name(architecture)
+    published = read_published(path, whole)
+    model = _with_eos_tokens(path, FAMILIES[architecture].read(architecture, whole))
+    return _stored_as(published, model)
 
 
 def _architecture(config: Fields) -> str:
@@ -46,15 +48,20 @@ def _read_wrapped(path: Path, whole: Fields, architecture: str, wrapper: Wrapper
     model_type = text.get("model_type")
     text.require(model_type in TEXT_HALVES, "model_type", f"be one of {shortened(TEXT_HALVES)}", model_type)
     tower = read_tower(whole) if architecture in VISION_KINDS else None
-    refuse_quantised(path, whole, text)
-    model = _with_eos_tokens(path, family_of(TEXT_HALVES[model_type]).read(text))
+    published = read_published(path, whole, text)
+    half = TEXT_HALVES[model_type]
+    model = _with_eos_tokens(path, FAMILIES[half].read(half, text))
     vision = None if tower is None else read_vision(whole, architecture, model.vocab_size)
-    refuse_unknown(whole, wrapper.fields, architecture)
+    refuse_unknown(whole, wrapper.known_fields, architecture)
     if tower is not None:
         refuse_unknown(tower, TOWER_FIELDS, "a tower of CLIP")
-    unread = f"{wrapper.names.unread}|{model.names.unread}"
-    names = dataclasses.replace(wrapper.names, unread=unread)
-    return dataclasses.replace(model, vision=vision, names=names, notes=model.notes + wrapper.notes)
+    return _stored_as(published, wrapper.around(model, vision))
+
+
+def _stored_as(published: Published | None, model: ModelSpec) -> ModelSpec:
+    """The model with its kernels stored so."""
+    names = dataclasses.replace(model.names, published=published)
+    return dataclasses.replace(model, names=names, notes=model.notes + notes_of(published))
 
 
 def _with_eos_tokens(path: Path, model: ModelSpec) -> ModelSpec:

@@ -6,11 +6,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jsg.kernels_pallas import ops
-from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.inputs import ForwardInputs, LayerArrays
-from jsg.models.layers import Linear, parameter
+from jsg.models.layers import Linear, parameter, whole
 from jsg.models.origin import Origin, Source
 from jsg.models.rope import Rotation
+from jsg.models.state_specs import ConvolutionSpec
 
 
 class GatedConvolution(nnx.Module):
@@ -21,8 +21,7 @@ class GatedConvolution(nnx.Module):
         self.joint = Linear((f"{name}.in_proj",) * 3, width, (3, channels), dtype, split_axis=2, bias=bias)
         taps = Origin((Source(f"{name}.conv.weight", (channels, 1, spec.taps)),), transposed=True, split_axis=1)
         self.taps = parameter((spec.taps, channels), dtype, taps)
-        of_channels = Origin((Source(f"{name}.conv.bias", (channels,)),), split_axis=0)
-        self.bias = parameter((channels,), dtype, of_channels) if bias else None
+        self.bias = whole(f"{name}.conv.bias", (channels,), dtype, split_axis=0) if bias else None
         self.output = Linear((f"{name}.out_proj",), channels, (width,), dtype, split_axis=0, bias=bias)
 
     def __call__(

@@ -21,21 +21,19 @@ from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import rotate
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NoMixer, NormSpec, QueryKeyNormSpec
 from jsg.models.convolution import GatedConvolution
-from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.delta import DeltaAttention
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.experts import ExpertsBeside, SparseFeedForward
 from jsg.models.feed_forward import FeedForward
 from jsg.models.inputs import ForwardInputs, LayerArrays
 from jsg.models.latent import LatentAttention
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layer_inputs import LayerInput, LayerInputs
-from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project
+from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project, whole
 from jsg.models.mamba import Mamba
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, grown, rotation
 from jsg.models.spec import LayerSpec, Mixer, ModelSpec
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.models.tensor_parallel import add_up
 
 
@@ -63,8 +61,7 @@ class Attention(nnx.Module):
         )
         output = f"{prefix}.{spec.output}"
         self.output = Linear((output,), heads * head_dim, (width,), dtype, split_axis=0, bias=spec.output_bias)
-        sinks = Origin((Source(f"{prefix}.{spec.sinks}", (heads,)),), split_axis=0)
-        self.sinks = parameter((heads,), dtype, sinks) if spec.sinks else None
+        self.sinks = whole(f"{prefix}.{spec.sinks}", (heads,), dtype, split_axis=0) if spec.sinks else None
         norm = spec.qk_norm
         per_head = norm.per_head if norm and not norm.spans_heads else (None, None)
         self.query_norm, self.key_norm = (
@@ -194,8 +191,7 @@ class Layer(nnx.Module):
         self.beside = ExpertsBeside(spec.beside, *where) if spec.beside else None
         self.mlp_post_norm = norm(spec.after_mlp)
         self.own_input = LayerInput(spec.own_input, *where) if spec.own_input else None
-        scalar = Origin((Source(f"{prefix}.{spec.scalar}", (1,)),))
-        self.scalar = parameter((1,), dtype, scalar) if spec.scalar else None
+        self.scalar = whole(f"{prefix}.{spec.scalar}", (1,), dtype) if spec.scalar else None
 
     def __call__(
         self,
@@ -252,11 +248,17 @@ def _run_layer(
     return nnx.merge(graph, state)(x, inputs, turn, cache, own)
 
 
+def _forms(layer: Layer) -> tuple[Any, ...]:
+    """How each parameter of a layer is kept. A file may have some layers in fewer bits than others."""
+    params = jax.tree.leaves(nnx.state(layer), is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return tuple(jax.tree.structure(param.get_value()) for param in params)
+
+
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head. Implements `jsg.models.model.Model`.
 
-    Layers are unrolled and not scanned, because a scan would copy the pool. Layers of equal records, which differ only
-    in their parameters, are traced once, with the parameters of each in place of those of the first.
+    Layers are unrolled and not scanned, because a scan would copy the pool. Layers of equal records, with kernels kept
+    alike, differ only in their parameters. They are traced once, with those of each in place of those of the first.
     """
 
     def __init__(self, spec: ModelSpec, dtype: jax.typing.DTypeLike):
@@ -289,9 +291,10 @@ class Decoder(nnx.Module):
             angles = attention.rope, attention.head_dim
             if angles not in turns:
                 turns[angles] = rotation(inputs.positions, *angles)
-            if layer.spec not in kinds:
-                kinds[layer.spec] = nnx.split(layer)
-            graph, state = kinds[layer.spec]
+            kind = layer.spec, _forms(layer)
+            if kind not in kinds:
+                kinds[kind] = nnx.split(layer)
+            graph, state = kinds[kind]
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
             places.append(i if layer.spec.kv_source is None else places[layer.spec.kv_source])
             group, given = groups[of_layers[i] if has_keys else 0], None if own is None else own[:, len(places) - 1]

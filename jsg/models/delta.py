@@ -13,11 +13,11 @@ from jaxtyping import Array, Float
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, StateCache
 from jsg.models.block_spec import NormSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.inputs import ForwardInputs, LayerArrays
-from jsg.models.layers import Linear, RMSNorm, parameter
+from jsg.models.layers import Linear, RMSNorm, parameter, whole
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation
+from jsg.models.state_specs import DeltaSpec
 
 
 class DeltaAttention(nnx.Module):
@@ -45,16 +45,14 @@ class DeltaAttention(nnx.Module):
         taps = Origin(sources, join_axis=2, transposed=True, split_axis=1)
         self.taps = parameter((spec.taps, heads, spec.mixed // heads), dtype, taps)
 
-        def of_heads(tensor: str, stored: tuple[int, ...], shape: tuple[int, ...], axis: int = 0) -> nnx.Param:
-            return parameter(shape, jnp.float32, Origin((Source(f"{name}.{tensor}", stored),), split_axis=axis))
-
-        of_each = (spec.heads,)
         if rank is None:
-            self.decay_rate, self.decay_bias = (of_heads(tensor, of_each, of_each) for tensor in ("A_log", "dt_bias"))
+            self.decay_rate, self.decay_bias = (
+                whole(f"{name}.{tensor}", (spec.heads,), jnp.float32, split_axis=0) for tensor in ("A_log", "dt_bias")
+            )
         else:
-            stored = (1, 1, spec.heads, 1)
-            self.decay_rate = of_heads("A_log", stored, stored, axis=2)
-            self.decay_bias = of_heads("dt_bias", (spec.heads * spec.key_dim,), (spec.heads, spec.key_dim))
+            self.decay_rate = whole(f"{name}.A_log", (1, 1, spec.heads, 1), jnp.float32, split_axis=2)
+            bias = Origin((Source(f"{name}.dt_bias", (spec.heads * spec.key_dim,)),), split_axis=0)
+            self.decay_bias = parameter((spec.heads, spec.key_dim), jnp.float32, bias)
         self.norm = RMSNorm(NormSpec(name=spec.norm, eps=spec.eps), f"{name}.", spec.value_dim, jnp.float32)
         self.output = Linear((f"{name}.{spec.output}",), values, (width,), dtype, split_axis=0)
         self.apart = _GatesApart(spec, rank, name, width, dtype) if rank else None
@@ -65,7 +63,7 @@ class DeltaAttention(nnx.Module):
         """The outputs of the tokens, and the states after them. Positions turn nothing."""
         assert inputs.pieces is not None, "a step has its pieces"
         of_heads = self.decay_rate[...].reshape(-1), self.decay_bias[...]
-        weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps, self.spec.most)
+        weights = DeltaWeights(self.taps[...], *of_heads, self.norm.factor, self.spec.eps)
         of_gates, apart = x, None
         if self.apart is not None:  # small products of the same rows XLA makes one, for which it joins their kernels
             of_gates, *of_apart = lax.optimization_barrier((x,) * 3)

@@ -12,16 +12,17 @@ sum over all devices has every copy once.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import GroupKernels
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
-from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project
+from jsg.models.layers import Linear, RMSNorm, activation_result, parameter, project, whole
 from jsg.models.origin import Origin, Source, of_experts
-from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_expert, num_groups, on_first_of_group
 
 
@@ -36,16 +37,22 @@ class SparseFeedForward(nnx.Module):
         router, count = spec.router, spec.count
         kernel = Origin((Source(f"{prefix}.{router.name}.weight", (count, width)),), transposed=True)
         self.router = parameter((width, count), jnp.float32 if router.is_float32 else dtype, kernel)
-        bias = Origin((Source(f"{prefix}.{router.name}.bias", (count,)),))
-        self.router_bias = parameter((count,), dtype, bias) if router.has_bias else None
+        self.router_bias = whole(f"{prefix}.{router.name}.bias", (count,), dtype) if router.has_bias else None
         shape = (*(1,) * (router.choice_bias_axes - 1), count)
         bias = Origin((Source(f"{prefix}.{router.choice_bias}", shape),))
         self.choice_bias = parameter((count,), jnp.float32, bias) if router.choice_bias else None
 
         self.router_norm = RMSNorm(router.norm, f"{prefix}.", width, dtype) if router.norm else None
-        scale = Origin((Source(f"{prefix}.{router.expert_scale}", (count,)),))
-        self.expert_scale = parameter((count,), dtype, scale) if router.expert_scale else None
-        turns = 2 if spec.gate == spec.up else 1
+        self.expert_scale = whole(f"{prefix}.{router.expert_scale}", (count,), dtype) if router.expert_scale else None
+        turns, latent = 2 if spec.gate == spec.up else 1, spec.latent
+        read_width = latent.width if latent else width
+        ends = ((latent.into, width, read_width), (latent.out, read_width, width)) if latent else ()
+        self.latent = nnx.List(
+            [
+                Linear((f"{prefix}.{name}",), read, (made,), dtype, bias=bool(latent and latent.has_bias))
+                for name, read, made in ends
+            ]
+        )
 
         def kernels(name: str, in_dim: int, out_dim: int, split_axis: int, **place: int) -> nnx.Param:
             """A kernel [in_dim, out_dim] for each expert. A device has its slice of those of its group's experts."""
@@ -61,15 +68,14 @@ class SparseFeedForward(nnx.Module):
             origin = Origin(sources, split_axis=split_axis, expert_axis=0)
             return parameter((spec.count, length), dtype, origin)
 
-        self.gate = kernels(spec.gate, width, spec.inner, 2, turns=turns) if spec.gate else None
-        self.up = kernels(spec.up, width, spec.inner, 2, turn=turns - 1, turns=turns)
-        self.down = kernels(spec.down, spec.inner, width, 1)
+        self.gate = kernels(spec.gate, read_width, spec.inner, 2, turns=turns) if spec.gate else None
+        self.up = kernels(spec.up, read_width, spec.inner, 2, turn=turns - 1, turns=turns)
+        self.down = kernels(spec.down, spec.inner, read_width, 1)
         self.gate_bias = biases(spec.gate, spec.inner, 1, turns=turns) if spec.gate else None
         self.up_bias = biases(spec.up, spec.inner, 1, turn=turns - 1, turns=turns)
         self.down_bias = biases(spec.down, width, None)
-        shared = spec.shared
-        self.shared = FeedForward(shared.block, prefix, width, dtype) if shared else None
-        self.shared_gate = Linear((f"{prefix}.{shared.gate}",), width, (1,), dtype) if shared and shared.gate else None
+        self.shared = FeedForward(spec.shared, prefix, width, dtype) if spec.shared else None
+        self.shared_gate = Linear((f"{prefix}.{spec.shared_gate}",), width, (1,), dtype) if spec.shared_gate else None
 
     def __call__(
         self,
@@ -99,9 +105,11 @@ class SparseFeedForward(nnx.Module):
             weights *= self.expert_scale[...].at[first + expert].get(mode="clip").astype(jnp.float32)
         if self.spec.router.rounds_weights:
             weights = weights.astype(x.dtype).astype(jnp.float32)
-        rows, tokens = x, routes.tokens
+        # Without the barrier XLA joins the kernels of two products of the same rows in every step.
+        rows = self.latent[0](lax.optimization_barrier(x)) if self.latent else x
+        tokens = routes.tokens
         if self.spec.router.weighs_input:
-            rows, tokens = (_of_copies(routes, weights) * x[tokens]).astype(x.dtype), None
+            rows, tokens = (_of_copies(routes, weights) * rows[tokens]).astype(x.dtype), None
         gate, up, down = (
             None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
@@ -116,12 +124,15 @@ class SparseFeedForward(nnx.Module):
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
+        if self.latent:  # before the sum over devices, so that there is one
+            part = self.latent[1].part(part).astype(x.dtype)
         if self.shared is not None:
             share = self.shared.part(x).astype(x.dtype)
             part += share if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * share
         part = add_up(part)
-        bias = self.shared.down.bias if self.shared else None
-        return part if bias is None else part + bias[...]
+        for last in (*self.latent[1:], *([self.shared.down] if self.shared else [])):
+            part = part if last.bias is None else part + last.bias[...]
+        return part
 
     def _logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
         """The router's numbers for each token, in float32. A kernel of float32 multiplies float32."""
@@ -155,8 +166,10 @@ def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "co
 
 
 def _of_groups(param: nnx.Param, bias: Float[Array, "E F"] | None, dtype: jax.typing.DTypeLike) -> GroupKernels:
-    """The kernels of all experts. Those in 4 bits are restored in this type."""
+    """The kernels of all experts. Those that have more than one scale for a column are restored in this type."""
     stored = param.get_value()
-    if isinstance(stored, Quantised) and stored.is_grouped:
+    if isinstance(stored, Quantised) and not stored.form.scales_columns:
         stored = stored.restored(dtype)
-    return GroupKernels(*stored, bias) if isinstance(stored, Quantised) else GroupKernels(stored, bias=bias)
+    if isinstance(stored, Quantised):
+        return GroupKernels(stored.values, stored.wide_scale, bias)
+    return GroupKernels(stored, bias=bias)

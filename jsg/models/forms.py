@@ -2,11 +2,11 @@
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from pathlib import PurePosixPath
+from typing import Literal
 
 from jsg.errors import ModelError
-from jsg.fields import FieldError, Fields, read_json
+from jsg.gguf.folder import LINK as GGUF_LINK
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -18,7 +18,8 @@ _FOREIGN: Mapping[str, str] = {
         "a LoRA adapter and no whole model; merge it into its base model (peft's merge_and_unload, then "
         "save_pretrained) and serve the result"
     ),
-    "*.gguf ggml*.bin": "GGUF, the form of llama.cpp; take the checkpoint in safetensors that it was made of",
+    "*.gguf": "GGUF, the form of llama.cpp; name one file on this machine, which is then read without --load-format",
+    "ggml*.bin": "in the form of llama.cpp before GGUF; take the checkpoint in safetensors that it was made of",
     "params.json consolidated*": (
         "in the own form of Mistral or Meta (params.json, consolidated weights); take a checkpoint for transformers, "
         "which has config.json and model.safetensors"
@@ -48,19 +49,13 @@ _FOREIGN: Mapping[str, str] = {
 """Patterns of the names of files that no checkpoint of jsg has → what such files are, and what to do. The first that
 matches counts."""
 
-_SECTIONS = ("quantization_config", "compression_config", "quantization")
-"""Sections of `config.json` that say how weights are quantised: of transformers, of old llm-compressor, and of MLX."""
-_FILES = {"hf_quant_config.json": "quantization", "quantize_config.json": "bits", "quant_config.json": "w_bit"}
-"""Files of ModelOpt, and of old versions of AutoGPTQ and AutoAWQ → the field in them that says so."""
-_METHODS = ("quant_method", "quant_algo", "quantization_method", "mode")
-
 
 def has_weights(files: Iterable[str]) -> bool:
-    """Whether there is a checkpoint of either form among these names."""
-    return not {SINGLE_FILE, INDEX_FILE, ORBAX_MANIFEST, ORBAX_FOLDER}.isdisjoint(files)
+    """Whether there is a checkpoint of any form among these names."""
+    return not {SINGLE_FILE, INDEX_FILE, ORBAX_MANIFEST, ORBAX_FOLDER, GGUF_LINK}.isdisjoint(files)
 
 
-def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["safetensors", "orbax"]:
+def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["safetensors", "orbax", "gguf"]:
     """Which checkpoint a model has.
 
     Args:
@@ -74,6 +69,8 @@ def weights_form(files: Iterable[str], load_format: str = "auto") -> Literal["sa
     tops = {path.parts[0] for path in paths if path.parts}
     has_safetensors = bool({SINGLE_FILE, INDEX_FILE} & tops)
     has_orbax = bool({ORBAX_MANIFEST, ORBAX_FOLDER} & tops)
+    if load_format not in _WANTED and GGUF_LINK in tops:
+        return "gguf"
     if load_format not in _WANTED and has_safetensors and has_orbax:
         raise ModelError(
             "a model must have one checkpoint, but has safetensors and orbax; say which with --load-format"
@@ -97,34 +94,3 @@ def foreign_form(files: Iterable[str]) -> str | None:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split() for name in names):
             return what
     return None
-
-
-def refuse_quantised(directory: Path, *halves: Fields) -> None:
-    """Raises FieldError, which names the method, if `config.json` or a file beside it says that weights are quantised.
-
-    Args:
-        directory: The model directory.
-        halves: The whole `config.json`, and its section of the text half if there is one.
-    """
-    found = [(half.file, name, half.get(name)) for half in halves for name in _SECTIONS]
-    for file, name in _FILES.items():
-        if (directory / file).is_file():
-            found.append((file, name, read_json(directory / file).get(name)))
-    for file, name, section in found:
-        if any(section.values()) if isinstance(section, dict) else section is not None:
-            raise FieldError(
-                f"the weights must be float32, float16 or bfloat16, but {file}: {name} says that they are quantised"
-                f"{_method(section)}; take the unquantised checkpoint that they were made of, and --quantization for "
-                "8 or 4 bits",
-                file,
-                name,
-            )
-
-
-def _method(section: Any) -> str:
-    """The method in words, as far as the section says it."""
-    fields = section if isinstance(section, dict) else {"bits": section}
-    names = [fields[name] for name in _METHODS if isinstance(fields.get(name), str)]
-    if not names and type(fields.get("bits")) is int:
-        names = [f"{fields['bits']} bits"]
-    return f" ({names[0][:40]!r})" if names else ""

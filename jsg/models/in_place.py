@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.checkpoint import Piece
 from jsg.models.origin import Origin, Source
-from jsg.models.quantise import Quantised, quantise
+from jsg.models.quantise import quantise
 from jsg.models.slices import Reader, Slices, Span, box_of, cut, leaf_span, source_slices, view_of
 
 ALIGNMENT = 64
@@ -55,7 +56,8 @@ def fill(
     """
     leaves, axis, shape = jax.tree.leaves(declared), origin.split_axis, declared.shape
     targets = [_Target(span, [_empty(leaf, shape, axis, span) for leaf in leaves]) for span in spans]
-    is_scale_shared = axis is not None and any(leaf.shape[axis] == 1 for leaf in leaves[1:])
+    with_axes = [leaf for leaf in leaves[1:] if len(leaf.shape) == len(shape)]
+    is_scale_shared = axis is not None and any(leaf.shape[axis] == 1 for leaf in with_axes)
     shares = [(None, targets)] if is_scale_shared else [(target.span, [target]) for target in targets]
     jobs = [
         (filling, slices)
@@ -75,7 +77,7 @@ def fill(
 def _empty(leaf: jax.ShapeDtypeStruct, whole: tuple[int, ...], axis: int | None, span: Span | None) -> np.ndarray:
     """Memory that JAX takes over for a leaf of a parameter with the shape `whole`, or for a span of it."""
     shape = list(leaf.shape)
-    if span is not None and axis is not None:
+    if span is not None and axis is not None and len(shape) == len(whole):
         first, last = leaf_span(span, whole[axis], shape[axis])
         shape[axis] = last - first
     return empty(tuple(shape), leaf.dtype)
@@ -123,6 +125,11 @@ class _Filling:
 
     def put(self, slices: Slices) -> None:
         """Reads one piece and writes it into the arrays."""
+        kept = self.reader.kept(self.source, slices) if isinstance(self.declared, Quantised) else None
+        if kept is not None:
+            for leaf, array in enumerate(jax.tree.leaves(kept)):
+                self._place(leaf, array, self._box(slices))
+            return
         tensor = self.reader.read(self.source, slices)
         if not isinstance(self.declared, Quantised):
             self._place(0, tensor, self._box(slices))
@@ -131,7 +138,8 @@ class _Filling:
         for part in self._rounded_parts(slices, tensor.shape[1]):
             start, stop, _ = part[0].indices(self.source.shape[0])
             rows, box = slice(start - first, stop - first), self._box(part)
-            for leaf, array in enumerate(quantise(tensor[rows], self.source.name, self.declared.values.dtype)):
+            made = quantise(tensor[rows], self.source.name, self.declared.form)
+            for leaf, array in enumerate(jax.tree.leaves(made)):
                 self._place(leaf, array, box)
 
     def _rounded_parts(self, slices: Slices, width: int) -> list[Slices]:
@@ -155,6 +163,10 @@ class _Filling:
     def _place(self, leaf: int, tensor: np.ndarray, box: list[slice]) -> None:
         """Writes the numbers of a box, rounded to the type of the leaf, into the arrays of the devices that hold it."""
         lengths, axis = jax.tree.leaves(self.declared)[leaf].shape, self.origin.split_axis
+        if len(lengths) < len(box):  # the order of inputs
+            for _, arrays in self.targets:
+                arrays[leaf][...] = tensor
+            return
         box = [
             slice(*leaf_span((each.start, each.stop), *sizes))
             for each, *sizes in zip(box, self._shape, lengths, strict=True)

@@ -5,7 +5,7 @@ DeepSeek-AI 2024, "DeepSeek-V2" (arXiv:2405.04434): multi-head latent attention.
 
 import dataclasses
 
-from jsg.models.block_spec import KVShape, NormSpec, QueryScaleSpec, RopeSpec, StateShape, require_divisor
+from jsg.models.block_spec import KVShape, NormSpec, QueryScaleSpec, RopeSpec, require_divisor
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,8 @@ class LatentSpec:
     has_bias: bool = False
     query_norm: NormSpec
     norm: NormSpec
-
-    @property
-    def window(self) -> None:
-        """None: a token sees all positions before it."""
-        return
+    window = None
+    state_shapes = ()
 
     @property
     def head_dim(self) -> int:
@@ -56,11 +53,6 @@ class LatentSpec:
     def kv_shape(self) -> KVShape:
         """What the layer keeps of a token: its latent row, whose first numbers are the value."""
         return KVShape(self.kv_heads, self.rank + self.rope_dim, has_values=False)
-
-    @property
-    def state_shapes(self) -> tuple[StateShape, ...]:
-        """What the layer keeps of a request: nothing."""
-        return ()
 
     @property
     def pair_numbers(self) -> int:

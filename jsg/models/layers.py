@@ -14,11 +14,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
 from jsg.kernels_pallas.reference_rows import rms_norm
 from jsg.models.block_spec import NormSpec
 from jsg.models.origin import Origin, Source, side_by_side
-from jsg.models.quantise import Quantised
 from jsg.models.tensor_parallel import add_up, first_index, num_parts
 
 
@@ -43,6 +43,11 @@ def parameter(
     return nnx.Param(jnp.zeros(shape, dtype), origin=origin, summed_axis=summed_axis, is_kernel=is_kernel)
 
 
+def whole(name: str, shape: tuple[int, ...], dtype: jax.typing.DTypeLike, split_axis: int | None = None) -> nnx.Param:
+    """The parameter that is a tensor of the checkpoint, as it is there."""
+    return parameter(shape, dtype, Origin((Source(name, shape),), split_axis=split_axis))
+
+
 def project(
     x: Float[Array, "T D"],
     kernel: Float[Array, "D *out"] | Quantised | Panels,
@@ -50,15 +55,15 @@ def project(
 ) -> Float[Array, "T *out"]:
     """x · kernel, summed in float32 whatever the type of the result. With panels it has one axis of outputs.
 
-    The type of `x` holds the numbers of a kernel in 8 bits exactly. Its scales, one for each column, multiply the sums.
-    A kernel in 4 bits is restored in the type of `x`.
+    The type of `x` holds the numbers of a kernel in 8 bits exactly, whose scales multiply the sums if each column has
+    one. Other kernels in few bits are restored in the type of `x`.
     """
     if isinstance(kernel, Panels):
         return ops.matmul(x, kernel, result)
-    if isinstance(kernel, Quantised) and kernel.is_grouped:
-        return project(x, kernel.restored(x.dtype), result)
+    if isinstance(kernel, Quantised) and kernel.form.scales_columns:
+        return (project(x, kernel.values.astype(x.dtype)) * kernel.wide_scale).astype(result)
     if isinstance(kernel, Quantised):
-        return (project(x, kernel.values.astype(x.dtype)) * kernel.scale).astype(result)
+        return project(x, kernel.restored(x.dtype), result)
     dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)
     return lax.dot_general(x, kernel, dimensions, precision=precision, preferred_element_type=result)
 

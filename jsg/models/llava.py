@@ -2,13 +2,16 @@
 
 from typing import cast
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jsg.cache.pool import KVPool
 from jsg.models.clip import VisionTower
+from jsg.models.decoder import Decoder
 from jsg.models.inputs import ForwardInputs
 from jsg.models.model import Model
+from jsg.models.spec import ModelSpec
 
 
 class Llava(nnx.Module):
@@ -29,3 +32,9 @@ class Llava(nnx.Module):
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""
         return self.text.logits(hidden)
+
+
+def build_model(spec: ModelSpec, dtype: jax.typing.DTypeLike) -> nnx.Module:
+    """The model, with its vision tower if it has one, of zeros; under `nnx.eval_shape` of shapes."""
+    text = Decoder(spec, dtype)
+    return text if spec.vision is None else Llava(text, VisionTower(spec.vision, spec.hidden_size, dtype))

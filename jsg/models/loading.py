@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import logging
 import math
@@ -17,16 +18,19 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jsg.errors import ModelError
-from jsg.kernels_pallas.inputs import SCALE_GROUP
+from jsg.gguf.tensors import GgufTensor
+from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.form import Form
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.build import build_model
-from jsg.models.checkpoint import Piece, has_checkpoint, open_checkpoint
+from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
-from jsg.models.llava import Llava
+from jsg.models.forms import GGUF_LINK
+from jsg.models.llava import Llava, build_model
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
-from jsg.models.quantise import Quantised, declare
+from jsg.models.published.kernel import Kernel
+from jsg.models.quantise import FORMS, declare
 from jsg.models.slices import Reader, Slices
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import TENSOR_AXIS, AnyMesh, sharding_of
@@ -83,9 +87,10 @@ def load_model(
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    with open_checkpoint(directory, config.names.here, load_format) as checkpoint, freed_at_once():
+    with open_checkpoint(directory, config.names, load_format) as checkpoint, freed_at_once():
         checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
-        _fill(model, PartReader(checkpoint), lambda: checkpoint.num_bytes_read, progress)
+        _log_restored(checkpoint, model, dtype)
+        _fill(model, PartReader(checkpoint, keeps=quantization == "none"), lambda: checkpoint.num_bytes_read, progress)
     return model
 
 
@@ -99,9 +104,10 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     Raises:
         ModelError: The checkpoint is damaged.
     """
+    config = with_kept(directory, config, load_format)
     if not (config.tie_word_embeddings or config.has_experts) or not has_checkpoint(directory):
         return config
-    with open_checkpoint(directory, config.names.here, load_format) as checkpoint:
+    with open_checkpoint(directory, config.names, load_format) as checkpoint:
         config = config.with_stacks(checkpoint.holds)
         if not config.tie_word_embeddings or not checkpoint.differ(HEAD, TABLE):
             return config
@@ -112,6 +118,40 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     return dataclasses.replace(config, tie_word_embeddings=False)
 
 
+def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> ModelSpec:
+    """The config of a checkpoint, with the forms of the kernels that it has in few bits and that are kept so.
+
+    Raises:
+        ModelError: The checkpoint is damaged.
+    """
+    is_whole = config.names.published is None and not (directory / GGUF_LINK).exists()
+    if is_whole or not has_checkpoint(directory):
+        return config
+    with open_checkpoint(directory, config.names, load_format) as checkpoint:
+        return dataclasses.replace(config, names=dataclasses.replace(config.names, kept=checkpoint.forms()))
+
+
+def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.DTypeLike) -> None:
+    """Says how many bytes the kernels take that are restored."""
+    names = {
+        source.name
+        for param in _parameters(model)
+        if not isinstance(param.get_value(), Quantised)
+        for source in param.get_metadata("origin").sources
+    }
+    stored = [tensor for name, _, tensor in checkpoint.stored() if name in names]
+    kernels = [tensor for tensor in stored if isinstance(tensor, Kernel | GgufTensor) and tensor.num_bytes]
+    if kernels:
+        num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
+        logger.warning(
+            "%d kernels in few bits (%.2f GB) are restored to %s as they are read, which makes them %.2f GB",
+            len(kernels),
+            sum(kernel.num_bytes for kernel in kernels) / 1e9,
+            jnp.dtype(dtype).name,
+            num_bytes / 1e9,
+        )
+
+
 class _Seeded:
     """Random sources. A part of a tensor is drawn by itself, because a tensor may have many parts."""
 
@@ -120,6 +160,9 @@ class _Seeded:
 
     def read(self, source: Source, slices: Slices) -> np.ndarray:
         return _dummy_tensor(source, self._seed)[slices]
+
+    def kept(self, source: Source, slices: Slices) -> None:
+        return None
 
     def piece(self, source: Source) -> Piece:
         return Piece(0, source.shape[0])  # a whole one is drawn at once
@@ -134,31 +177,63 @@ def abstract_model(
         model = build_model(config, dtype)
         if quantization != "none":  # not the tower's kernels: an image goes through it once, so it would gain little
             text = cast(nnx.Module, model.text) if isinstance(model, Llava) else model
-            declare(text, quantization)
+            declare(text, lambda origin: FORMS[quantization])
+        elif config.names.kept:
+            declare(model, functools.partial(_kept_form, config, 1 if mesh is None else mesh.size))
         return model
 
     model = nnx.eval_shape(build)
     if mesh is not None:
         for param in _parameters(model):
-            param.set_value(_shared_out(param.get_value(), param.get_metadata("origin"), mesh))
+            value, origin = param.get_value(), param.get_metadata("origin")
+            if quantization == "none" and isinstance(value, Quantised) and not _has_whole_groups(value, origin, mesh):
+                value = jax.ShapeDtypeStruct(value.shape, dtype)  # it is restored
+            param.set_value(_shared_out(value, origin, mesh))
     return model
+
+
+def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | None:
+    """The form in which a kernel stays as the checkpoint has it, if all that it is made of is kept in the same one."""
+    kinds = {config.names.kept.get(source.name) for source in origin.sources}
+    kept = kinds.pop() if len(kinds) == 1 else None
+    if kept is None:
+        return None
+    is_split = origin.split_axis is not None and origin.expert_axis is None and origin.split_axis == 0
+    if kept.form.has_order and (origin.expert_axis is not None or (is_split and num_devices > 1)):
+        return None
+    is_turned = origin.sources[0].part is not None and origin.sources[0].part.is_transposed
+    return kept.form if is_turned == kept.is_turned else None
+
+
+def _has_whole_groups(declared: Quantised, origin: Origin, mesh: AnyMesh) -> bool:
+    """Whether devices can share a kernel out in whole groups of inputs, if they share out its inputs."""
+    return (
+        declared.form.group is None
+        or origin.split_axis != declared.axis
+        or declared.scale.shape[declared.axis] % _num_parts(origin, mesh) == 0
+    )
+
+
+def _num_parts(origin: Origin, mesh: AnyMesh) -> int:
+    """How many devices share out a parameter."""
+    return mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]
 
 
 def _shared_out(
     declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: AnyMesh
 ) -> jax.ShapeDtypeStruct | Quantised:
     """The shape of a parameter with its sharding. An axis of length 1, which scales have, is not shared out."""
-    num_parts = mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]
+    if isinstance(declared, Quantised) and not _has_whole_groups(declared, origin, mesh):
+        raise ModelError(
+            f"--quantization int4 needs whole groups of {declared.form.group} inputs on each device, but "
+            f"{_num_parts(origin, mesh)} devices cannot share out the {declared.shape[declared.axis]} inputs of "
+            f"{origin.sources[0].name} so; choose int8 or another --tp-size"
+        )
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        axis = None if origin.split_axis is None or x.shape[origin.split_axis] == 1 else origin.split_axis
-        in_groups = isinstance(declared, Quantised) and declared.is_grouped
-        if axis is not None and in_groups and x.shape[axis] % num_parts:
-            raise ModelError(
-                f"--quantization int4 needs whole groups of {SCALE_GROUP} inputs on each device, but {num_parts} "
-                f"devices cannot share out the {declared.shape[axis]} inputs of {origin.sources[0].name} so; choose "
-                "int8 or another --tp-size"
-            )
+        axis = origin.split_axis
+        if axis is not None and (len(x.shape) < len(declared.shape) or x.shape[axis] == 1):
+            axis = None
         sharding = sharding_of(mesh, axis, len(x.shape), expert_axis=origin.expert_axis)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 

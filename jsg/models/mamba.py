@@ -4,8 +4,6 @@ The projections to queries, keys, values and gates of the output are one matmul,
 checkpoint has one tensor for all, with gates, values, keys, queries and steps one after another.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -15,10 +13,10 @@ from jaxtyping import Array, Float
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import ScanWeights, StateCache
 from jsg.models.inputs import ForwardInputs, LayerArrays
-from jsg.models.layers import Linear, parameter
-from jsg.models.mamba_spec import MambaSpec
+from jsg.models.layers import Linear, parameter, whole
 from jsg.models.origin import Origin, Part, Source
 from jsg.models.rope import Rotation
+from jsg.models.state_specs import MambaSpec
 from jsg.models.tensor_parallel import add_up
 
 
@@ -57,14 +55,11 @@ class Mamba(nnx.Module):
         bias = Origin(rows("conv1d.bias", (), *mixed, stored=values + 2 * keys), join_axis=1, split_axis=0)
         self.bias = parameter((groups, spec.mixed // groups), dtype, bias) if spec.has_bias else None
 
-        def numbers(tensor: str, shape: tuple[int, ...]) -> nnx.Param:
-            origin = Origin((Source(f"{name}.{tensor}", (math.prod(shape),)),), split_axis=0)
-            return parameter(shape, jnp.float32, origin)
-
         self.decay_rate, self.step_bias, self.skip = (
-            numbers(each, (spec.heads,)) for each in ("A_log", "dt_bias", "D")
+            whole(f"{name}.{each}", (spec.heads,), jnp.float32, split_axis=0) for each in ("A_log", "dt_bias", "D")
         )
-        self.norm = numbers("norm.weight", (groups, values // groups))
+        norm = Origin((Source(f"{name}.norm.weight", (values,)),), split_axis=0)
+        self.norm = parameter((groups, values // groups), jnp.float32, norm)
         self.output = Linear((f"{name}.out_proj",), values, (width,), dtype, split_axis=0)
 
     def __call__(

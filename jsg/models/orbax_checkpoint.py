@@ -28,7 +28,14 @@ FORMAT = "jsg-orbax-1"
 MAX_METADATA_BYTES = 16 * 2**20
 MAX_CHUNK_BYTES = 64 * 2**20
 """The most bytes of the smallest chunk that can be read. `orbax_writer` makes these of about 1 MiB."""
-DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+DTYPES = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+DTYPES |= {"int32": "I32", "int64": "I64", "int8": "I8", "uint8": "U8"}  # the parts of kernels in few bits
 AGAIN = "run jsg convert again, or copy the directory again"
 
 
@@ -107,16 +114,23 @@ def files_of(folder: Path) -> dict[str, int]:
     return found
 
 
-def codecs(chunk: tuple[int, ...], *, is_turned: bool) -> list[dict[str, Any]]:
-    """How a chunk is written: smaller chunks of this shape and then their index, each with its checksum."""
+def codecs(chunk: tuple[int, ...], *, is_turned: bool, is_bytes: bool) -> list[dict[str, Any]]:
+    """How a chunk is written: smaller chunks of this shape and then their index, each with its checksum.
+
+    Args:
+        chunk: The shape.
+        is_turned: Whether the last axis comes first.
+        is_bytes: Whether each number is a byte.
+    """
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
+    numbers = {"name": "bytes"} if is_bytes else plain
     turned = [{"name": "transpose", "configuration": {"order": list(range(len(chunk)))[::-1]}}] if is_turned else []
     return [
         {
             "name": "sharding_indexed",
             "configuration": {
                 "chunk_shape": list(chunk),
-                "codecs": [*turned, plain, {"name": "crc32c"}],
+                "codecs": [*turned, numbers, {"name": "crc32c"}],
                 "index_codecs": [plain, {"name": "crc32c"}],
             },
         }
@@ -187,9 +201,10 @@ def _tensor(name: str, opening: Any, metadata: bytes) -> OrbaxTensor:
         store = opening.result()
         found = json.loads(metadata)["codecs"]
         chunk = tuple(store.chunk_layout.read_chunk.shape)
-        is_turned = found != codecs(chunk, is_turned=False)
-        is_ours = not is_turned or found == codecs(chunk, is_turned=True)
-        chunk_bytes = int(np.prod(chunk)) * cast(int, store.dtype.numpy_dtype.itemsize)
+        item_bytes = cast(int, store.dtype.numpy_dtype.itemsize)
+        is_turned = found != codecs(chunk, is_turned=False, is_bytes=item_bytes == 1)
+        is_ours = not is_turned or found == codecs(chunk, is_turned=True, is_bytes=item_bytes == 1)
+        chunk_bytes = int(np.prod(chunk)) * item_bytes
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ModelError(f"{name} must be an array of zarr 3 ({type(error).__name__}); run jsg convert again") from None
     if not is_ours or chunk_bytes > MAX_CHUNK_BYTES:

@@ -4,7 +4,7 @@ A family takes these, and replaces what is different in its own.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -18,10 +18,8 @@ from jsg.models.block_spec import (
     QueryKeyNormSpec,
     RopeSpec,
     RouterSpec,
-    SharedExpertSpec,
 )
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_rope
-from jsg.models.spec import ModelSpec
 from jsg.models.without_effect import ROPE_DICTS
 from jsg.window import Window
 
@@ -34,6 +32,7 @@ FULL, SLIDING = LAYER_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers: a token sees all positions before it, or those of a window."""
 LINEAR = "linear_attention"
 """Layers that keep a state of each request."""
+MLP = FeedForwardSpec | ExpertsSpec
 
 
 def num_layers(config: Fields) -> int:
@@ -183,17 +182,17 @@ def read_switched_kinds(config: Fields, slides: Callable[[Fields, int], bool]) -
     return kinds or [SLIDING if slides(config, layer) else FULL for layer in range(count)]
 
 
-def read_feed_forward(config: Fields, *, bias: str | bool = False, is_fused: bool = False) -> FeedForwardSpec:
+def read_feed_forward(config: Fields, *, bias: str | bool = False, **own: Any) -> FeedForwardSpec:
     """The gated block.
 
     Args:
         config: The fields.
         bias: Whether its projections have biases, or the field that says so.
-        is_fused: One tensor has the gates and what they let through.
+        **own: Other fields of `FeedForwardSpec`.
     """
-    require_silu(config)
-    block = FeedForwardSpec(inner=config.integer("intermediate_size"), has_bias=is_on(config, bias))
-    return dataclasses.replace(block, gate="mlp.gate_up_proj", up="mlp.gate_up_proj") if is_fused else block
+    if "activation" not in own:
+        require_silu(config)
+    return FeedForwardSpec(inner=config.integer("intermediate_size"), has_bias=is_on(config, bias), **own)
 
 
 def read_experts(
@@ -225,21 +224,31 @@ def read_experts(
     return ExpertsSpec(count=count, inner=config.integer(inner_field), router=routed, **own)
 
 
-def shared_expert(name: str, inner: int, gate: str | None = None) -> SharedExpertSpec:
-    """A block of these tensors that every token uses."""
-    block = FeedForwardSpec(inner=inner, gate=f"{name}.gate_proj", up=f"{name}.up_proj", down=f"{name}.down_proj")
-    return SharedExpertSpec(block=block, gate=gate)
+def block_of(name: str, inner: int) -> FeedForwardSpec:
+    """A block whose tensors have this name before their own."""
+    return FeedForwardSpec(inner=inner, gate=f"{name}.gate_proj", up=f"{name}.up_proj", down=f"{name}.down_proj")
 
 
-def read_shared_experts(config: Fields, count_field: str, inner: int) -> SharedExpertSpec | None:
-    """The block that every token uses, which is as wide as several experts of this width; None for none of them."""
+def read_shared_experts(config: Fields, count_field: str) -> FeedForwardSpec | None:
+    """The block that every token uses, which is as wide as so many experts; None for none of them."""
     count = config.integer(count_field, low=0, high=MAX_EXPERTS)
-    return shared_expert("mlp.shared_experts", count * inner) if count else None
+    return block_of("mlp.shared_experts", count * config.integer("moe_intermediate_size")) if count else None
 
 
-def with_unread(model: ModelSpec, pattern: str) -> ModelSpec:
-    """A text model in whose checkpoints tensors of this pattern may be, which nothing reads: see `TensorNames`."""
-    return dataclasses.replace(model, names=dataclasses.replace(model.names, unread=pattern))
+def first_dense(
+    config: Fields,
+    count_field: str,
+    experts: ExpertsSpec,
+    read_dense: Callable[[Fields], FeedForwardSpec] = read_feed_forward,
+    kinds_field: str | None = None,
+) -> list[MLP]:
+    """The feed-forward block of each layer. The first have no experts: as many as a field says, or as another lists."""
+    first = config.integer(count_field, low=0, high=MAX_LAYERS)
+    kinds = ["dense" if layer < first else "sparse" for layer in range(num_layers(config))]
+    if kinds_field is not None:
+        kinds = read_list(config, kinds_field, ("dense", "sparse"), absent=kinds)
+    dense = read_dense(config) if "dense" in kinds else experts
+    return [dense if kind == "dense" else experts for kind in kinds]
 
 
 def require_values(config: Fields, values: Mapping[str, Any]) -> None:
@@ -263,10 +272,25 @@ def read_window(config: Fields) -> Window:
     return Window(config.integer("sliding_window", high=MAX_CONTEXT_LEN))
 
 
-def read_layer_types(config: Fields, known: Collection[str] = LAYER_KINDS) -> list[str] | None:
+def read_layer_types(config: Fields, known: Sequence[str] = LAYER_KINDS) -> list[str] | None:
     """The kind of each layer's attention, one of those that are known; None if the file does not say."""
-    kinds, count = config.get("layer_types"), num_layers(config)
+    return None if config.get("layer_types") is None else read_list(config, "layer_types", known)
+
+
+def read_list(
+    config: Fields, name: str, known: Sequence[str], *, absent: list[str] | None = None, needed: str | None = None
+) -> list[str]:
+    """What a field says of each layer, one of the words that are known.
+
+    Args:
+        config: The fields.
+        name: The field.
+        known: The words.
+        absent: What it says where it is absent.
+        needed: What at least one layer must be.
+    """
+    kinds, count = config.get(name, absent), num_layers(config)
     ok = isinstance(kinds, list) and len(kinds) == count and all(kind in known for kind in kinds)
-    ok = ok or kinds is None
-    config.require(ok, "layer_types", f"be {count} of {' or '.join(known)}", kinds)
+    ok, rule = ok and (needed is None or needed in kinds), f", at least one of them {needed}" if needed else ""
+    config.require(ok, name, f"be {count} of {' or '.join(known)}{rule}", kinds)
     return kinds

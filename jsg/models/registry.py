@@ -113,7 +113,7 @@ ALIASES = {name.replace("ForCausalLM", "Model"): name for name in FAMILIES} | {
 }
 """Other names of architectures: those of models that were saved without their head, and the first name of Llama."""
 
-TEXT_HALVES = {family.model_type: family.architecture for family in FAMILIES.values()}
+TEXT_HALVES = {family.model_type: architecture for architecture, family in FAMILIES.items()}
 """`model_type` → architecture, for the text half of a vision model."""
 
 WRAPPERS: dict[str, Wrapper] = {
@@ -129,20 +129,20 @@ WRAPPERS: dict[str, Wrapper] = {
 """Architecture of a model around one of these → how its files are read."""
 
 
-def family_of(architecture: str) -> Family:
-    """The family of an architecture, by any of its names.
+def served_name(architecture: str) -> str:
+    """The name in `FAMILIES` of an architecture, by any of its names.
 
     Raises:
         ModelError: jsg has no such family.
     """
-    family = FAMILIES.get(ALIASES.get(architecture, architecture))
-    if family is None:
+    name = ALIASES.get(architecture, architecture)
+    if name not in FAMILIES:
         served = (shortened(FAMILIES, "ForCausalLM"), shortened(WRAPPERS, "ForConditionalGeneration"))
         raise ModelError(
             f"the architecture must be one of {', '.join(served)}, but config.json names {architecture!r}; choose "
             "another model, of those on the page of models in the documentation"
         )
-    return family
+    return name
 
 
 def shortened(names: Collection[str], suffix: str = "") -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jsg.models.checkpoint import Piece
 from jsg.models.origin import Origin, Source
+from jsg.models.published.kernel import Kept
 
 Span = tuple[int, int]
 """The first index, and the index after the last, along the axis that devices share out."""
@@ -20,6 +21,10 @@ class Reader(Protocol):
 
     def read(self, source: Source, slices: Slices) -> np.ndarray:
         """A slice of a source. Changes nothing. Callers must not write into the result."""
+        ...
+
+    def kept(self, source: Source, slices: Slices) -> Kept | None:
+        """The same in the few bits of the checkpoint; None if it is to be rounded to few bits. Changes nothing."""
         ...
 
     def piece(self, source: Source) -> Piece:

@@ -20,30 +20,33 @@ from jsg.models.block_spec import (
     LayerInputSpec,
     NoMixer,
     NormSpec,
-    StackSpec,
     StateMixer,
     StateShape,
     require_divisor,
+    stacked,
 )
-from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.mamba_spec import MambaSpec
+from jsg.models.published.record import KeptForm, Published
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.models.vision_config import VisionConfig
 from jsg.window import Window
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """How the tensors of a checkpoint are named in the modules here.
+    """How the tensors of a checkpoint are named in the modules here, and how its kernels are stored.
 
     Attributes:
         prefixes: The beginning of a name in the files → what the modules have there. The longest that fits counts.
         unread: A pattern of whole names in the modules, of tensors that may be there and no module reads.
+        published: How kernels are quantised; None if they are not.
+        kept: Names of kernels in the modules that can be kept in the checkpoint's few bits → how.
     """
 
     prefixes: Mapping[str, str]
     unread: str = "(?!)"
+    published: Published | None = None
+    kept: Mapping[str, KeptForm] = dataclasses.field(default_factory=dict)
 
     def here(self, stored: str) -> str:
         """The name in the modules of a tensor of the files."""
@@ -59,10 +62,10 @@ Mixer = AttentionSpec | LatentSpec | DeltaSpec | MambaSpec | ConvolutionSpec | N
 """What mixes the tokens of a request. It declares what it keeps: `kv_shape` of each token, or None, and
 `state_shapes` of each request. Its module takes the arrays of its layer and returns them."""
 
-CAUSAL_NAMES = TensorNames(
-    prefixes={part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
-)
-"""Those of a text model. One that was saved without its head lacks the part around the layers, too."""
+AS_STORED = TensorNames(prefixes={})
+"""Modules have the names of the files."""
+CAUSAL_PREFIXES = {part: f"model.{part}" for part in ("embed_tokens.", "layers.", "norm.", "embedding_norm.")}
+"""Those of the names of a text model. One that was saved without its head lacks the part around the layers, too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +140,7 @@ class ModelSpec:
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that begins a text, if there is one.
         vision: The vision half; None for a text model.
-        names: How its tensors are named in a checkpoint.
+        names: How its tensors are named and stored in a checkpoint.
         notes: What the file says and the model does not follow, a sentence each, for the log.
     """
 
@@ -154,7 +157,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
-    names: TensorNames = dataclasses.field(default=CAUSAL_NAMES, repr=False, compare=False)
+    names: TensorNames = dataclasses.field(default=TensorNames(prefixes=CAUSAL_PREFIXES), repr=False, compare=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelSpec":
@@ -205,11 +208,10 @@ class ModelSpec:
 
         def stored(index: int, layer: LayerSpec) -> LayerSpec:
             mlp = layer.mlp
-            joint, down = (f"mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
-            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{joint}"):
+            own = stacked("mlp.experts")
+            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{own['gate']}"):
                 return layer
-            mlp = dataclasses.replace(mlp, gate=joint, up=joint, down=down, stack=StackSpec(suffix=""))
-            return dataclasses.replace(layer, mlp=mlp)
+            return dataclasses.replace(layer, mlp=dataclasses.replace(mlp, **own))
 
         return dataclasses.replace(self, layers=tuple(stored(i, layer) for i, layer in enumerate(self.layers)))
 

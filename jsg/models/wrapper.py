@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 from jsg.fields import Fields
 from jsg.models.family import CAUSAL_RULE
-from jsg.models.spec import TensorNames
+from jsg.models.spec import ModelSpec, TensorNames
+from jsg.models.vision_config import VisionConfig
 
 TEXT_PREFIXES = {
     "language_model.model.": "model.",
@@ -15,9 +15,11 @@ TEXT_PREFIXES = {
     "model.language_model.": "model.",
 }
 """Where the text half is in transformers 4 (the first two) and 5. In the modules it has the names of a text model."""
-TEXT_NAMES = TensorNames(prefixes=TEXT_PREFIXES, unread=r"(model\.)?(vision_tower|multi_modal_projector)\..*")
-"""Those of a model of which only the text half is built."""
-TEXT_ONLY = "the model is served without its vision tower, so it takes text only"
+_FIELDS = (
+    "text_config vision_config tie_word_embeddings image_token_index image_token_id projector_hidden_act "
+    "vision_feature_layer vision_feature_select_strategy multimodal_projector_bias ignore_index vocab_size"
+)
+"""The fields beside `text_config` that any such file may have, read or without effect."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +30,30 @@ class Wrapper:
         text_type: The `model_type` of a text half that names none.
         text_half: The fields of the text half in a file without `text_config`; one that is there lacks none of them.
         is_tied: Whether the head is tied where the file does not say so.
-        fields: The fields beside `text_config`, read or without effect.
-        names: How tensors are named in its checkpoints.
-        notes: What is said about the halves, for the log.
+        fields: More fields beside `text_config`, read or without effect, with spaces between them.
+        prefixes: See `TensorNames`.
+        unread: Likewise. The tower of a model of which only the text half is built.
+        note: What is said about the halves, for the log; empty for nothing.
     """
 
     text_type: str
     text_half: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     is_tied: bool = False
-    fields: AbstractSet[str]
-    names: TensorNames
-    notes: tuple[str, ...] = ()
+    fields: str = ""
+    prefixes: Mapping[str, str] = dataclasses.field(default_factory=lambda: TEXT_PREFIXES)
+    unread: str = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+    note: str = "the model is served without its vision tower, so it takes text only"
+
+    @property
+    def known_fields(self) -> set[str]:
+        """All fields beside `text_config`."""
+        return {*_FIELDS.split(), *self.fields.split()}
+
+    def around(self, text: ModelSpec, vision: VisionConfig | None) -> ModelSpec:
+        """The model around this text half, with a tower if it is built."""
+        names = TensorNames(prefixes=self.prefixes, unread=f"{self.unread}|{text.names.unread}")
+        notes = (*text.notes, self.note) if self.note else text.notes
+        return dataclasses.replace(text, vision=vision, names=names, notes=notes)
 
     def text_half_of(self, whole: Fields) -> Fields:
         """The fields of the text half, with its `model_type`.

@@ -111,7 +111,9 @@ class Marks:
 
     def split(self, text: str) -> tuple[list[str], list[int]]:
         """The texts between marks, and the numbers of the marks, which are one fewer."""
-        parts = re.split(f"\ue000{self._nonce}-(\\d+)\ue001", text)
+        if (begin := f"\ue000{self._nonce}-") not in text:
+            return [text], []
+        parts = re.split(f"{begin}(\\d+)\ue001", text)
         return parts[::2], [int(number) for number in parts[1::2]]
 
 

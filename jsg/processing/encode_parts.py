@@ -17,12 +17,10 @@ from jsg.processing.client_text import Stretch, cut, encode_stretches
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
-from jsg.processing.snapshot_points import point_before
+from jsg.processing.snapshot_points import MOST_POINTS, point_before
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import GrowingIds, PromptIds
 from jsg.types import FinishType
-
-_MOST_POINTS = 4  # of a prompt; each may cost a step and a state
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +256,7 @@ class _GrowingPrompt:
             joined=self._joined,
             media=tuple(self._media),
             part_ids=tuple(self._part_ids),
-            snapshot_at=() if self._joined else tuple(sorted(self._points - {0}))[-_MOST_POINTS:],
+            snapshot_at=() if self._joined else tuple(sorted(self._points - {0}))[-MOST_POINTS:],
         )
 
     def check_end(self, num_behind: int = 0) -> None:
@@ -285,7 +283,7 @@ class _GrowingPrompt:
 
     def mark_places(self, run: Sequence[TextPart], ids: Sequence[int], most: int = sys.maxsize) -> None:
         """Remembers the places in a run of texts at the end of the prompt, but none behind `most` of its tokens."""
-        for index in [index for index, part in enumerate(run) if not part.text][-_MOST_POINTS:]:
+        for index in [index for index, part in enumerate(run) if not part.text][-MOST_POINTS:]:
             behind = "".join(part.text for part in run[index:])
             self._points.add(len(self._ids) + min(most, point_before(self._tokenizer, ids, behind)))
 

@@ -6,7 +6,7 @@ type.
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -126,6 +126,13 @@ class Tokenizer:
         pieces = self._text_pieces if skip_special_tokens else self._pieces
         return b"".join([pieces[i] for i in ids if 0 <= i < self.vocab_size])
 
+    def num_bytes(self, ids: Sequence[int]) -> int:
+        """How many bytes tokens have one after another, special tokens too."""
+        try:
+            return sum(map(self._sizes.__getitem__, ids))
+        except IndexError:  # a model may have more tokens than its tokenizer
+            return len(self.join_bytes(ids, skip_special_tokens=False))
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token: a special token's are its written form, and those of an unused id are b""."""
         return self._pieces[token_id] if 0 <= token_id < self.vocab_size else b""
@@ -134,6 +141,10 @@ class Tokenizer:
     def bos_ids(self) -> tuple[int, ...]:
         """The tokens that `encode` puts before a text."""
         return self._before
+
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        return [*map(len, self._pieces)]
 
     @functools.cached_property
     def special_pattern(self) -> re.Pattern[str] | None:

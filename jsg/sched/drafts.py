@@ -44,13 +44,14 @@ def add_drafts(
         num_rows = len(decoding) + num_drafts
         while count > 0 and not buckets.with_room(num_tokens + num_drafts + count, num_rows + count):
             count -= 1  # beside tokens that run again
-        if count <= 0 or entry.num_new > MOST_AGAIN or not table.may_draft(place, entry.num_new + count):
+        if count <= 0 or entry.num_new > MOST_AGAIN or not table.may_draft(place, entry.start):
             continue
         running.make_room()
         running.tokens[running.num_known : running.num_known + count] = proposal.tokens[:count]
         table.grow(place, count)
         entry.num_new, entry.num_drafts, entry.is_forced = entry.num_new + count, count, proposal.is_forced
-        entry.state_source, entry.state_slot = place.state_source, place.state_slot
+        entry.state_source, entry.state_slot = place.state.source, place.state.slot
+        place.num_again = 0 if table.slots is None else entry.num_new
         entry.from_device = place.device_has_last = False
         num_drafts += count
     return num_drafts

@@ -67,6 +67,31 @@ class KeptPrefix:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
+class RowState:
+    """Which state a row has. Steps read a state that nobody writes any more, or that in the slot of the row.
+
+    Attributes:
+        slot: Where the next step writes the state; 0 for a model without states.
+        read: The states that the next step, and the one that is planned, read in place of that. The last is the newest.
+        origin: The state of the cached prefix with which the row began.
+        above: The last state of a prefix that it has made or gone on from.
+        points: After how many of its tokens its state is kept for other requests, in ascending order, and the
+            `State.num_expected` of each.
+    """
+
+    slot: int = 0
+    read: list[State] = dataclasses.field(default_factory=list)
+    origin: State | None = None
+    above: State | None = None
+    points: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def source(self) -> int:
+        """Where the next step reads the state."""
+        return self.read[-1].slot if self.read else self.slot
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Placement:
     """Where a running request lives. It is made at admission and dropped when the request stops running.
 
@@ -87,11 +112,7 @@ class Placement:
         seen_from: For each group of layers with a window, the first page of the row that counts as in its window.
         num_again: How many of its last dispatched tokens its state lacks, because a draft among them was wrong or is
             not verified yet. They run again, but their keys and values are there.
-        state_slot: Where the next step writes its state; 0 for a model without states.
-        state_source: Where that step reads it.
-        state_above: The last state of a prefix that it has made or gone on from.
-        points: After how many of its tokens its state is kept for other requests, in ascending order, and whether these
-            are known to branch there.
+        state: Its state.
     """
 
     row: int
@@ -105,10 +126,7 @@ class Placement:
     first_page: int = 0
     seen_from: list[int] = dataclasses.field(default_factory=list)
     num_again: int = 0
-    state_slot: int = 0
-    state_source: int = 0
-    state_above: State | None = None
-    points: dict[int, bool] = dataclasses.field(default_factory=dict)
+    state: RowState = dataclasses.field(default_factory=RowState)
 
     @property
     def num_applied(self) -> int:

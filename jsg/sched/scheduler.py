@@ -14,8 +14,8 @@ import logging
 from collections.abc import Mapping
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.kinds import Units
 from jsg.cache.radix import RadixCache
+from jsg.cache.windows import WindowGroup
 from jsg.errors import GrammarError, QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
@@ -25,6 +25,7 @@ from jsg.sched.drafts import add_drafts
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import Placement, RequestState, RunningRequest
+from jsg.sched.table import RequestTable, TreePages
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,6 @@ class Scheduler:
         self.joins = requests.joins
         self.holds = requests.holds
         self.totals = requests.totals
-        self._cache = cache
         self._config = config
         self._estimate = AdmissionEstimate(config.conservativeness)
         self._batcher = Batcher(config.buckets, self.table)
@@ -104,8 +104,8 @@ class Scheduler:
         self.totals.num_expired += len(expired)
         return expired
 
-    def _end_holds(self, num_units: int, pool: Units | None = None) -> bool:
-        """Ends holds, the oldest first, until so many pages or units of a kind of state are available.
+    def _end_holds(self, num_units: int, pool: RequestTable | TreePages | WindowGroup | None = None) -> bool:
+        """Ends holds, the oldest first, until so many pages, or parts of a window, are available.
 
         If even all are not enough, it ends none.
         """
@@ -228,8 +228,8 @@ class Scheduler:
                 output_index=index,
                 from_device=place.device_has_last,
                 samples=True,
-                state_source=place.state_source,
-                state_slot=place.state_slot,
+                state_source=place.state.source,
+                state_slot=place.state.slot,
             )
             place.device_has_last = True
             place.num_again = 0
@@ -263,13 +263,19 @@ class Scheduler:
         for running in begun:
             budget -= self._plan_chunk(running, budget, chunks)
         self.waiting.begin_round()
-        to_admit = self._config.max_prefill_tokens
+        to_admit, passed = self._config.max_prefill_tokens, []
         while budget > 0 and to_admit > 0 and self.table.tree_work <= most_work:
             first = self.joins.first_ready() or self.waiting.first()
-            if first is None or not self._admit(first, now_s):
+            is_admitted = first is not None and self._admit(first, now_s)
+            if first is None or is_admitted is False:
                 break
+            if is_admitted is None:  # later arrivals need not wait with it
+                self.waiting.remove(first)
+                passed.append(first)
             to_admit -= first.num_known - placement(first).num_dispatched if first.place else 0
             budget -= self._plan_chunk(first, budget, chunks)
+        for running in passed:
+            self.waiting.add(running)
         return chunks
 
     def _overdue(self) -> RunningRequest | None:
@@ -279,8 +285,11 @@ class Scheduler:
         oldest = min(candidates, key=lambda r: r.arrival, default=None)
         return oldest if oldest is not None and self._requests.ledger.is_overdue(oldest.whole.arrival) else None
 
-    def _admit(self, running: RunningRequest, now_s: float) -> bool:
-        """Gives a request a row with its cached prefix, if there should be memory for the rest; else returns False."""
+    def _admit(self, running: RunningRequest, now_s: float) -> bool | None:
+        """Gives a request a row with its cached prefix, if there should be memory for the rest; else returns False.
+
+        It returns None if this step makes a state with which the next one can admit the request.
+        """
         if not self.table.num_free_rows:
             return False
         if running.state is RequestState.JOINING:
@@ -293,10 +302,10 @@ class Scheduler:
         else:
             place = self.table.admit(running)
             if place is None:
-                return False
+                return None
             must_wait = self.table.vision.must_wait(running.request, min(place.num_dispatched, running.num_known - 1))
             expected = self._expected_pages(running, place.num_dispatched)
-            if must_wait or not self._have_room(expected) or not self._have_states(running, place):
+            if must_wait or not self._have_room(expected) or not self._have_parts(running, place):
                 self.table.release(place)
                 return False
             self._requests.admit(running, place, now_s)
@@ -309,7 +318,7 @@ class Scheduler:
     def _have_room(self, num_pages: int) -> bool:
         """Whether there are so many pages beside those that running requests will need. Ends holds to free pages.
 
-        Of parts in windows a request needs few of its pages' at a time: see `_have_states`.
+        Of parts in windows a request needs few of its pages' at a time: see `_have_parts`.
         """
         if self._estimate.promised_pages is None:
             expected = (self._expected_pages(r, placement(r).num_dispatched) for r in self.running)
@@ -320,19 +329,19 @@ class Scheduler:
             return True
         return self._end_holds(missing, pages)
 
-    def _have_states(self, running: RunningRequest, place: Placement) -> bool:
-        """Whether there is enough of each kind of state for a request beside those that run. Ends holds to free some.
+    def _have_parts(self, running: RunningRequest, place: Placement) -> bool:
+        """Whether each window has parts enough for a request beside those that run. Ends holds to free some.
 
-        The request needs it for a chunk of its prompt at least, and all of them for the tokens that are expected.
+        The request needs them for a chunk of its prompt at least, and all of them for the tokens that are expected.
         """
         if not self.running:
             return True
         chunk = min(self._config.buckets.chunk, max(running.num_known - place.num_dispatched, 0))
         rows = [(running, place, chunk), *((other, placement(other), 0) for other in self.running)]
-        for kind in self._cache.kinds:
-            growth = (kind.growth(p.num_dispatched, self._expected_tokens(r, p.num_dispatched), n) for r, p, n in rows)
-            missing = sum(growth) - kind.num_available
-            if missing > 0 and not self._end_holds(missing, kind):
+        for group in self.table.windows:
+            growth = (group.growth(p.num_dispatched, self._expected_tokens(r, p.num_dispatched), n) for r, p, n in rows)
+            missing = sum(growth) - group.num_available
+            if missing > 0 and not self._end_holds(missing, group):
                 return False
         return True
 
@@ -351,7 +360,7 @@ class Scheduler:
         start = min(place.num_applied, running.num_known - 1)
         num_again = place.num_dispatched - start  # a request that was put off has its pages already
         is_known = num_again > place.num_again
-        point = next((end for end in place.points if end > place.num_dispatched), running.num_known)
+        point = next((end for end in place.state.points if end > place.num_dispatched), running.num_known)
         if budget < num_again:
             return 0
         wanted = min(max(point - start, num_again), budget)
@@ -368,7 +377,7 @@ class Scheduler:
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0
         place.num_in_flight += samples
         self._requests.ledger.record(running.whole.arrival, num_new)
-        states, place.num_again = (place.state_source, place.state_slot), 0
+        states, place.num_again = (place.state.source, place.state.slot), 0
         self.table.snapshot(place)
         chunks.append(
             BatchEntry(

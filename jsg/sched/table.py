@@ -12,10 +12,10 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.radix import RadixCache
 from jsg.cache.states import StateSlots
-from jsg.cache.windows import GroupedAllocator, WindowGroup, states_of, windows_of
+from jsg.cache.windows import WindowGroup
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
-from jsg.sched.row_states import RowStates, StateRows, WindowRows
+from jsg.sched.row_states import StateRows, WindowRows
 from jsg.sched.vision_store import VisionShape, VisionStore
 from jsg.types import CacheReport, Request
 
@@ -62,7 +62,9 @@ class RequestTable:
         dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
         copies: By row, the KV slots to copy before the row is read: sources and targets.
         lacking: By row, see `Batch.lacking`.
-        states: What rows have of further kinds of state.
+        windows: The groups of layers with a window, with the parts that pages have in them.
+        slots: The slots of states; None if no layer keeps a state of each request.
+        states: What rows have of these.
         num_uncached_pages: How many pages in use the tree does not own.
         num_kept: How many kept prefixes were not dropped yet.
     """
@@ -82,11 +84,11 @@ class RequestTable:
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lacking: dict[int, Sequence[np.ndarray]] = {}
-        self.states: tuple[RowStates, ...] = ()
-        if windows := windows_of(allocator):
-            self.states += (WindowRows(windows, self.pages),)
-        if (slots := states_of(allocator)) is not None:
-            self.states += (StateRows(slots, self.pages, cache.page_size),)
+        self.windows = [kind for kind in allocator.kinds if isinstance(kind, WindowGroup)]
+        self.slots = next((kind for kind in allocator.kinds if isinstance(kind, StateSlots)), None)
+        self.states: list[WindowRows | StateRows] = [WindowRows(self.windows, self.pages)]
+        if self.slots is not None:
+            self.states.append(StateRows(self.slots, self.pages, cache.page_size))
         self.num_uncached_pages = 0
         self.num_kept = self._num_set_rows = 0
         self._allocator = allocator
@@ -99,24 +101,9 @@ class RequestTable:
         return self._cache.page_size
 
     @property
-    def slots(self) -> StateSlots | None:
-        """The slots of states; None if no layer keeps a state of each request."""
-        return states_of(self._allocator)
-
-    @property
-    def has_states(self) -> bool:
-        """Whether the model keeps a state of each request, in a slot of the request's placement."""
-        return self.slots is not None
-
-    @property
-    def windows(self) -> tuple[WindowGroup, ...]:
-        """The groups of layers with a window, with the parts that pages have in them."""
-        return windows_of(self._allocator)
-
-    @property
     def maps(self) -> tuple[np.ndarray | None, ...]:
-        """For each page group of the device, what says by page its number there; None for the page itself."""
-        return self._allocator.maps if isinstance(self._allocator, GroupedAllocator) else (None,)
+        """See `PageAllocator`."""
+        return self._allocator.maps
 
     @property
     def num_pages(self) -> int:
@@ -169,8 +156,7 @@ class RequestTable:
         """
         match = self._match(running)
         num_cached, num_usable = match.num_tokens, self._num_usable(running, match)
-        slots = states_of(self._allocator)
-        if slots is not None and slots.awaits(match, num_usable + 1):
+        if self.slots is not None and self.slots.awaits(match, num_usable + 1):
             return None
         if num_usable < num_cached:
             match = self._cache.match(running.key[:num_usable], running.request.namespace)
@@ -182,8 +168,8 @@ class RequestTable:
         place = Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
         for states in self.states:
             states.admit(place, match)
-        if self.has_states:
-            place.points = self._points(running, num_usable, num_cached)
+        if self.slots is not None:
+            place.state.points = self._points(running, num_usable, num_cached)
         return place
 
     def _match(self, running: RunningRequest) -> PrefixMatch:
@@ -202,32 +188,29 @@ class RequestTable:
     @property
     def _reads_again(self) -> bool:
         """Whether a last token can run that the state has already. Windows would see one token more then."""
-        return self.has_states and self.page_size == 1 and not self.windows
+        return self.slots is not None and self.page_size == 1 and not self.windows
 
-    def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, bool]:
-        """See `Placement.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
+    def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, int]:
+        """See `RowState.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
         request = running.request
-        points = {request.turn_end: False} | dict.fromkeys(request.snapshot_at, True)
+        points = {request.turn_end: 1} | dict.fromkeys(request.snapshot_at, 2)
         if request.hold:
-            points[running.num_known] = True
+            points[running.num_known] = 2
         assert running.watch is not None and running.watch.group is not None, "it is still in the queue"
         if running.num_known - num_usable >= LEAST_AGAIN:
             common = min(running.watch.group.common(running.watch, self.page_size), running.num_known)
-            points |= {end: True for end in (num_cached, common) if end - num_usable >= LEAST_AGAIN}
+            points |= {end: 2 for end in (num_cached, common) if end - num_usable >= LEAST_AGAIN}
         most = running.num_known if self._reads_again else max(running.match_limit, running.num_prompt - 1)
-        found: dict[int, bool] = {}
-        for end in sorted(points):
-            last = min(end, most) // self.page_size * self.page_size
-            if last > num_usable:
-                found[last] = points[end] or found.get(last, False)
-        return found
+        rounded = sorted((min(end, most) // self.page_size * self.page_size, count) for end, count in points.items())
+        return {end: count for end, count in rounded if end > num_usable}  # of equal ends the largest count
 
     def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
-        """Keeps what other requests need to go on after the last dispatched token of a row (`RowStates.snapshot`)."""
+        """Keeps the state after the last dispatched token of a row for other requests, if the model has states."""
         num_pages, odd = divmod(place.num_applied, self.page_size)
         if 0 < num_pages <= place.num_tree_pages and not odd:
             for states in self.states:
-                states.snapshot(place, is_last=is_last)
+                if isinstance(states, StateRows):
+                    states.snapshot(place, is_last=is_last)
 
     def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
         """How many tokens of a cached prefix a request can use."""
@@ -241,7 +224,8 @@ class RequestTable:
         num_next = self.pages_for(chunk) + len(self.pages)
         for states in self.states:
             states.move(places, num_next)
-        self._cache.keep_awaited(num_next)
+        for group in self.windows:
+            group.keep_longest(self._cache.awaited(), num_next)
 
     def num_branch_pages(self, request: Request) -> int:
         """Pages that the branches of a joined request need until it has its row."""
@@ -306,19 +290,11 @@ class RequestTable:
         limit = max(running.match_limit, place.num_dispatched)  # a token that a state has may run again
         tokens = running.key[start:limit]
         report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
-        unusable = (
-            self._cache.matched_len(tokens, running.namespace) - report.matched_tokens if self._cache.kinds else 0
-        )
-        if unusable:
-            report = CacheReport(
-                matched_tokens=report.matched_tokens,
-                matchable_tokens=report.matchable_tokens,
-                unusable_tokens=unusable,
-            )
+        matched, matchable = report.matched_tokens, report.matchable_tokens
+        if self._cache.kinds and (more := self._cache.matched_len(tokens, running.namespace) - matched):
+            report = CacheReport(matched_tokens=matched, matchable_tokens=matchable, unusable_tokens=more)
         behind = None if report.first_difference is None else start + report.first_difference
-        matched, matchable = (
-            min(start + count, running.match_limit) for count in (report.matched_tokens, report.matchable_tokens)
-        )
+        matched, matchable = (min(start + count, running.match_limit) for count in (matched, matchable))
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
@@ -411,9 +387,9 @@ class RequestTable:
         place.num_dispatched = left
         place.num_again = max(place.num_again - num_tokens, 0)
 
-    def may_draft(self, place: Placement, num_new: int) -> bool:
-        """Whether the next step of a row may have so many tokens with drafts. What it reads is kept until then."""
-        return all(states.double(place, num_new) for states in self.states)
+    def may_draft(self, place: Placement, start: int) -> bool:
+        """Whether a step that begins at `start` may have drafts. What it reads is kept until these are verified."""
+        return all(states.double(place, start) for states in self.states if isinstance(states, StateRows))
 
     def _allocate(self, num_pages: int) -> np.ndarray:
         if num_pages > self._allocator.num_free:

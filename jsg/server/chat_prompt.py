@@ -11,6 +11,7 @@ placeholder, just characters.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, final
@@ -20,7 +21,18 @@ from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.client_text import Guard, Marks, Stretch, encode_stretches
 from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.media_prompt import MediaReader, PromptMedia, fill_placeholders
-from jsg.processing.snapshot_points import ANSWER, CONTENT, Messages, next_turn_place, point_before, usual_ending
+from jsg.processing.snapshot_points import (
+    ANSWER,
+    CONTENT,
+    LEAST_BETWEEN,
+    MOST_POINTS,
+    Messages,
+    has_places,
+    next_turn_place,
+    point_before,
+    usual_ending,
+    with_marks,
+)
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
 
@@ -127,11 +139,8 @@ class ChatPrompt:
             end = marks.mark(_END) if continue_final_message else None
             places = self._next_turn_places(rendered, marked, render, kind, end)
             behind = ["".join(marks.split(rendered[place:])[0]) for place in places if place is not None]
-            ids, seen = encoded.input_ids, encoded.media[-1].end if encoded.media else 1
-            points = [point_before(self._tokenizer, ids, text) if text else len(ids) for text in behind]
-            if points and min(points) >= seen:  # the text of a picture is not that of its tokens
-                others = tuple(point for point in points[1:] if point < points[0])
-                encoded = dataclasses.replace(encoded, turn_end=points[0], snapshot_at=others)
+            named = _behind_named_places(rendered, messages, guard, render)
+            encoded = self._with_points(encoded, behind, named)
         is_open = not continue_final_message and _ends_in_content(rendered, marked, marks, render)
         return dataclasses.replace(encoded, ends_in_content=True) if is_open else encoded
 
@@ -186,6 +195,20 @@ class ChatPrompt:
         input_ids, inputs = fill_placeholders(ids, places, media, "messages", self.max_tokens)
         return EncodedPrompt(input_ids=input_ids, media=inputs)
 
+    def _with_points(self, encoded: EncodedPrompt, behind: Sequence[str], named: Sequence[str]) -> EncodedPrompt:
+        """The prompt with points, each in front of a text: the end of the turn and others, and places of the client."""
+        ids, seen = encoded.input_ids, encoded.media[-1].end if encoded.media else 1
+        own, told = (
+            [point_before(self._tokenizer, ids, text) if text else len(ids) for text in texts]
+            for texts in (behind, named)
+        )
+        if min(own, default=0) < seen:  # the text of a picture is not that of its tokens
+            own = []
+        turn_end = own[0] if own else 0
+        others = {point for point in own[1:] if point < turn_end}
+        others |= {point for point in told if seen <= point <= (turn_end or len(ids)) - LEAST_BETWEEN}
+        return dataclasses.replace(encoded, turn_end=turn_end, snapshot_at=tuple(sorted(others)[-MOST_POINTS:]))
+
     def _next_turn_places(
         self, rendered: str, messages: Messages, render: Callable[[Messages], str], kind: Hashable, end: str | None
     ) -> list[int | None]:
@@ -213,7 +236,10 @@ class ChatPrompt:
         num_asked = max((i for i, message in enumerate(messages, 1) if message["role"] == "user"), default=0)
         if self.template.thoughts_field is not None and 0 < num_asked < len(messages):
             with contextlib.suppress(RequestError):
-                places.append(len(render(messages[:num_asked])) - ending[1])
+                places.append(
+                    _question_end(rendered, messages, num_asked, ending[0][: len(ending[0]) - ending[1]])
+                    or len(render(messages[:num_asked])) - ending[1]
+                )
         return places
 
     def _with_bos(self, ids: list[int], places: list[int]) -> tuple[list[int], list[int]]:
@@ -318,6 +344,42 @@ def _ends_in_content(
         if found and not behind.strip():
             return True
     return False
+
+
+def _behind_named_places(
+    rendered: str, messages: Sequence[Message], guard: Guard, render: Callable[[Messages], str]
+) -> list[str]:
+    """What stands behind each place that the contents of a client have, as far as the template writes these as is.
+
+    Only if there are such places, the conversation is rendered once more, with marks at them.
+    """
+    if not any(has_places(message.get("content")) for message in messages):
+        return []
+    marks, numbers = guard.marks, map(guard.marks.mark, itertools.count(_FIRST_ANSWER + len(messages)))
+    try:
+        noted = render([guard.message({**m, "content": with_marks(m.get("content"), numbers)}) for m in messages])
+    except RequestError:
+        return []
+    plain, ends, place = "".join(marks.split(rendered)[0]), list[int](), 0
+    pieces, found = marks.split(noted)
+    for piece, number in zip(pieces, found, strict=False):
+        place += len(piece)
+        ends += [place] if number >= _FIRST_ANSWER + len(messages) else []
+    return (
+        [plain[end:] for end in ends[-MOST_POINTS:] if end <= len(plain)] if "".join(pieces).startswith(plain) else []
+    )
+
+
+def _question_end(rendered: str, messages: Messages, num_asked: int, behind: str) -> int:
+    """Where a prompt has the last question and what the template writes behind each; 0 where it is not found for sure.
+
+    To find it is quicker than to render the conversation up to it.
+    """
+    question, *later = [str(message.get("content")).strip() for message in messages[num_asked - 1 :]]
+    if not (question and behind) or any(text.endswith(question) for text in later):
+        return 0
+    before, found, _ = rendered.rpartition(question + behind)
+    return len(before) + len(found) if found else 0
 
 
 def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:

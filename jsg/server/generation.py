@@ -139,6 +139,7 @@ class Generation:
         finally:
             for observer in self._observers:
                 observer.on_end(self._begun, None if self._is_held else ending)
+            ending = None  # else its traceback, which has this frame, would hold it and all of the request
 
     async def _turn(self, index: int) -> None:
         """Waits until an answer may begin. A long prompt takes as much time as several short ones."""
@@ -362,6 +363,8 @@ async def _merge(
                     if not waiting[index]:
                         arrived.put_nowait(index)
                     waiting[index].append(delta)
+        except asyncio.CancelledError:
+            pass  # a task that ends by it keeps its traceback, whose frames have the task
         except Exception as error:  # the loop below raises it
             arrived.put_nowait(error)
 
@@ -371,7 +374,7 @@ async def _merge(
             tasks.append(asyncio.create_task(drain(index, source)))
 
     beginning = asyncio.create_task(begin_all())
-    num_open = len(sources)
+    num_open, item = len(sources), None
     try:
         while num_open:
             item = await arrived.get()
@@ -388,3 +391,6 @@ async def _merge(
             for task in some:
                 task.cancel()
             await asyncio.gather(*some, return_exceptions=True)
+        item = None  # errors have tracebacks with these frames, which would hold them
+        while not arrived.empty():
+            arrived.get_nowait()

@@ -17,6 +17,7 @@ from jsg.processing.media.base64_files import read_base64, read_data_url
 from jsg.processing.media.limits import MediaLimits
 from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import MediaKind, MediaPart, file_size
+from jsg.processing.snapshot_points import joined_text
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.kept_files import KeptFiles
 from jsg.server.text_threads import TextThreads
@@ -78,7 +79,7 @@ def joined_content(pieces: Sequence[str | MediaSource]) -> str | list[Any]:
     for is_media, run in itertools.groupby(pieces, lambda piece: isinstance(piece, MediaSource)):
         if is_media:
             content += run
-        elif text := "".join(piece for piece in run if isinstance(piece, str)):
+        elif text := joined_text([piece for piece in run if isinstance(piece, str)]):
             content.append({"type": "text", "text": text})
     if any(isinstance(part, MediaSource) for part in content):
         return content

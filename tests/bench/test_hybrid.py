@@ -33,3 +33,10 @@ def test_a_shorter_shared_prefix_is_found_from_the_second_request_on():
     """The first leaves a state where it parts from what is cached."""
     found = play(shrinking((160, 120), 220, 4), 4)
     assert [cached for _, cached in found] == [0, 0, 160, 160, 0, 120, 120, 120]
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_some_of_too_many_conversations_find_their_state(drops: bool):
+    """Of 16 in turns with 8 states. The least recently used state would always be gone before it is needed."""
+    load = partial(chats, drops_thoughts=drops, users=16, turns=4)
+    assert hit_rate(play(load(), 8)) >= 0.3 * hit_rate(play(load(), None))

@@ -20,7 +20,9 @@ from bench.paper.programs.forms import CHARACTER, FACTS, WORD
 from bench.paper.recorded import RecordedBackend, Ways
 from bench.paper.sequences import Sequences
 from bench.paper.texts import Texts
+from bench.peers.checkpoint import SHAPES, WEIGHTLESS
 from bench.report import Report
+from bench.shapes import write_model
 from jsg.errors import UnsupportedError
 from jsg.lang.ir import Gen
 from jsg.processing.parts import JoinedPart, TextPart, TokenPart
@@ -316,6 +318,23 @@ def test_a_quick_run_has_other_defaults_and_does_what_is_asked(
     monkeypatch.setattr(paper, "run_group", lambda *arguments: asked.append(arguments[-1]))
     assert paper.main(["--quick", "--only", "judge", *given]) == 0
     assert [(options.shape, options.rounds, options.most) for options in asked] == [("small", rounds, 4)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "joins", "options"),
+    [("small", True, ()), ("hybrid-small", False, ("--load-format", "dummy", "--max-states", "9"))],
+)
+def test_a_model_with_states_runs_all_but_joins(
+    shape: str, joins: bool, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    asked = []
+    monkeypatch.setattr(paper, "arm_targets", lambda stack, report, *rest: asked.append(rest) or [])
+    monkeypatch.setattr(paper, "load_tokenizer", lambda directory: None)
+    write_model(tmp_path, (SHAPES | WEIGHTLESS)[shape])
+    given = paper.parser().parse_args(["--shape", shape, *["--max-states=9"] * (not joins)])
+    paper.run_group(Report("bench.paper", [], None), tmp_path, [], {}, given)
+    [(setting, _, can)] = asked
+    assert ("joins" in can) == joins and setting.options[2:] == options
 
 
 def test_batches_are_measured_with_a_growing_share_of_calls_that_find_nothing(monkeypatch: pytest.MonkeyPatch):

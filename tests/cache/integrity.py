@@ -7,10 +7,10 @@ import numpy as np
 from jsg.cache.allocator import _USED, PageAllocator
 from jsg.cache.node import Node, path_up
 from jsg.cache.radix import RadixCache, _join_pages
-from jsg.cache.states import StateSlots
+from jsg.cache.states import PASSED, PENDING, SHARED, USUAL, StateSlots
 from jsg.cache.watch import Watch, WatchGroup, num_common
 from jsg.cache.watch_index import WatchIndex
-from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.cache.windows import WindowGroup
 
 
 def check_cache(cache: RadixCache) -> None:
@@ -28,6 +28,9 @@ def check_cache(cache: RadixCache) -> None:
     assert len(np.unique(pages)) == len(pages), "two nodes own one page"
     assert not cache._allocator.is_free(pages).any(), "a cached page is free"
     assert not (pages == 0).any(), "page 0 is cached"
+    for node in nodes if cache.kinds else ():
+        depth = sum(above.num_tokens for above in path_up(node))
+        assert cache.is_usable(node) == (cache.usable_at(node) == depth), "a node can be used otherwise than it says"
     _check_queue(cache, nodes)
     _check_watches(cache, nodes)
 
@@ -120,32 +123,30 @@ def check_allocator(allocator: PageAllocator) -> None:
     assert (allocator._index[free] == np.arange(allocator.num_free)).all(), "a free page is misplaced"
     assert (allocator._index != _USED).sum() == allocator.num_free, "a page in use has an index among the free ones"
     assert allocator._index[0] == _USED, "page 0 is free"
-    if isinstance(allocator, GroupedAllocator) and allocator.states is not None:
-        check_states(allocator.states)
-        assert not allocator.states.slots[free].any(), "a free page has a state"
-    for group in allocator.windows if isinstance(allocator, GroupedAllocator) else ():
-        check_window_group(group)
-        assert not group.parts[free].any(), "a free page has a part"
+    for kind in allocator.kinds:
+        if isinstance(kind, StateSlots):
+            check_states(kind)
+            assert not kind._ends[free].any(), "a free page has a state"
+        elif isinstance(kind, WindowGroup):
+            check_window_group(kind)
+            assert not kind.parts[free].any(), "a free page has a part"
 
 
 def check_states(slots: StateSlots) -> None:
     """Asserts the invariants. Walks all pages."""
     check_allocator(slots._numbers)
-    there = {page: int(slots.slots[page]) for page in np.flatnonzero(slots.slots).tolist()}
-    assert there == {page: state.slot for page, state in slots._states.items()}, "a state is misfiled"
+    assert np.flatnonzero(slots._ends).tolist() == sorted(slots._states), "a state is misfiled"
     assert all(state.page == page for page, state in slots._states.items())
     used = [state.slot for state in slots._states.values()]
     assert len(used) == len(set(used)) and not slots._numbers.is_free(np.array(used, np.int32)).any()
-    assert sum(slots.counts) == slots.num_total and slots._num_cached <= slots.most_cached
+    assert sum(slots.counts) == slots.num_total and len(used) <= slots._num_cached <= slots.most_cached
     idle = [state for state in slots._states.values() if not state.num_users]
     assert sorted(map(id, idle)) == sorted(id(state) for queue in slots._idle for state in queue), "a state is lost"
-    held = [state for state in slots._states.values() if 0 < state.num_users == state.num_holds]
-    num_forgotten = slots._num_cached - len(used)
-    assert 0 <= slots.num_yielding - len(held) <= num_forgotten, "yielding states are counted wrongly"
-    assert slots._pending <= slots._states.keys()
-    first, usual, shared = slots._idle
-    assert all(state.goes_first for state in first) and not any(state.goes_first for state in (*usual, *shared))
-    assert all(state.num_uses > 1 for state in shared) and 2 * len(shared) <= slots.most_cached
+    pending = {state.page for state in slots._pending if state.page}
+    assert pending == set(np.flatnonzero(slots._ends == PENDING).tolist())
+    passed, usual, shared = slots._idle
+    assert all(state.worth == PASSED for state in passed) and all(state.worth >= USUAL for state in usual)
+    assert all(state.worth == SHARED for state in shared) and 2 * len(shared) <= slots.most_cached
 
 
 def check_window_group(group: WindowGroup) -> None:

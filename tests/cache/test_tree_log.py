@@ -10,7 +10,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.node import Node, Root
 from jsg.cache.radix import PrefixLock, RadixCache
 from jsg.cache.tree_log import STOP, TreeLog
-from jsg.cache.windows import make_allocator, windows_of
+from jsg.cache.windows import WindowGroup, make_allocator
 from jsg.engine.front.tree_copy import Change, TreeCopy
 from jsg.window import Window
 
@@ -58,8 +58,8 @@ class Traffic:
         self.random = random.Random(seed)
         sizes = {None: num_pages + 1} | ({Window(4): num_parts + 1} if num_parts else {})
         self.allocator = make_allocator(sizes, page_size, has_layers=True)
-        self.windows = windows_of(self.allocator)
-        self.cache = RadixCache(page_size, self.allocator, kinds=self.windows)
+        self.windows = [kind for kind in self.allocator.kinds if isinstance(kind, WindowGroup)]
+        self.cache = RadixCache(page_size, self.allocator)
         self.locks: list[PrefixLock] = []
         self.hits: dict[int, int] = {}
 

@@ -32,6 +32,7 @@ from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
 from tests.golden.variants import VARIANTS, random_tensor, random_tensors, tensor_shapes, write_checkpoint
 from tests.golden.vision_variants import vision_tensors, write_vision_checkpoint
+from tests.models import packers
 from tests.own_process import said
 from tests.test_imports import run_python
 
@@ -514,3 +515,22 @@ def test_few_files_are_in_memory_at_a_time(tmp_path):
     assert int(run_python(code)) <= 3 * orbax_writer.FILE_BYTES
     files = [path.stat().st_size for path in (tmp_path / "made" / orbax_checkpoint.FOLDER).rglob("*") if path.is_file()]
     assert sum(files) > 8 * max(files)
+
+
+@pytest.mark.parametrize(
+    "form", ["modelopt nvfp4", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp8", "w4a16 zeros", "awq"))]
+)
+@pytest.mark.usefixtures("small_chunks")
+def test_kernels_in_few_bits_stay_as_they_are(tmp_path, form):
+    """The parts have the same bytes, scalars an axis more, and what is read of them is the same."""
+    source, made, config = tmp_path / "source", tmp_path / "made", {**ONE_LAYER, "intermediate_size": 96}
+    tensors = {name: random_tensor(name, name, shape) for name, shape in tensor_shapes(config).items()}
+    packers.write_packed(source, config, packers.FORMS[form], tensors)
+    convert(source, made, tp_size=2)
+    with open_checkpoint(source) as first, open_checkpoint(made) as second:
+        here = {name: first.read(name) for name, _, _ in first.stored()}
+        there = {name: second.read(name) for name, _, _ in second.stored()}
+    assert {name for name in here if not name.endswith("input_scale")} == set(there)
+    for name, tensor in there.items():
+        assert tensor.dtype == here[name].dtype and tensor.tobytes() == here[name].tobytes(), name
+    assert_same(source, made)

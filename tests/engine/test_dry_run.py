@@ -27,7 +27,7 @@ INDEX = "model.safetensors.index.json"
 BROKEN = LLAMA_8B | {
     "attn_logit_softcapping": 30.0,
     "hidden_act": "relu",
-    "quantization_config": {"quant_method": "awq", "bits": 4},
+    "quantization_config": {"quant_method": "awq", "bits": 2},
     "residual_multiplier": 0.22,
     "rope_parameters": None,
     "rope_scaling": {"type": "unheard of", "factor": 4.0},
@@ -156,7 +156,7 @@ def test_options_leave_one_table_and_a_refused_number_of_cards_is_named(tmp_path
 
 def test_all_that_is_wrong_is_said_and_the_rest_is_sized(tmp_path):
     made = report(write(tmp_path, BROKEN, {}), quantization="int8", tp_size=1)
-    named = ("'awq'", "attn_logit_softcapping", "residual_multiplier", "unheard of", "hidden_act must be silu")
+    named = ("bits must be 4", "attn_logit_softcapping", "residual_multiplier", "unheard of", "hidden_act must be silu")
     assert len(made.problems) == len(named)
     for problem, name in zip(made.problems, named, strict=True):
         assert name in problem
@@ -167,7 +167,7 @@ def test_all_that_is_wrong_is_said_and_the_rest_is_sized(tmp_path):
 @pytest.mark.parametrize(
     ("config", "files", "named"),
     [
-        ({"architectures": ["XForCausalLM"], "quantization": {"bits": 4}}, ["a.gguf"], ("'XForC", "'4 bits'", "GGUF")),
+        ({"architectures": ["XForCausalLM"], "quantization": {"bits": 4}}, ["a.onnx"], ("'XF", "quant_method", "ONNX")),
         (LLAMA_8B, ["pytorch_model.bin"], ("pickles",)),
         (LLAMA_8B | {"rms_norm_eps": "x", "head_dim": 127}, ["README.md"], ("head_dim", "rms_norm_eps")),
         (LLAMA_8B | {"model_type": "gpt2"}, [], ("model_type",)),
@@ -216,4 +216,4 @@ def test_no_weight_comes_from_the_hub(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         assert cli.main(["check", "some/model", "--dry-run", "--quantization", "int8"]) == cli.CHECK_FAILED
     assert sorted(hub.fetched) == ["config.json", INDEX]
-    assert "'awq'" in capsys.readouterr().out
+    assert "bits must be 4, but is 2" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Which models are refused before their weights come, and for which reason."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,19 +47,25 @@ UNKNOWN = {
     "bitnet": shape("BitNetForCausalLM", **TEXT, hidden_act="relu2", quantization_config={"quant_method": "bitnet"}),
     "a list": {"architectures": ["XForCausalLM"], "hidden_size": [1, 2]},
 }
+_FLOAT4 = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 32, "strategy": "group"}}
 QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
-    "gptq": ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}, "'gptq'"),
-    "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemm"}}, "'awq'"),
+    "gptq": ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits must be 4 or 8, but is 3"),
+    "marlin": ({"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}}, "'marlin'"),
+    "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "but is 'gemv'"),
     "bnb": ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "'bitsandbytes'"),
-    "fp8": ({"quantization_config": FP8}, "'fp8'"),
-    "fbgemm": ({"quantization_config": {"quant_method": "fbgemm_fp8"}}, "'fbgemm_fp8'"),
-    "packed": ({"quantization_config": PACKED}, "'compressed-tensors'"),
+    "fp8": ({"quantization_config": {**FP8, "fmt": "e5m2"}}, "fmt must be e4m3 or float8_e4m3fn, but is 'e5m2'"),
+    "no list": ({"quantization_config": {**FP8, "modules_to_not_convert": "lm_head"}}, "be a list of names of modules"),
+    "fp8 unknown": ({"quantization_config": {**FP8, "hadamard": 64}}, "fp8 has no field 'hadamard'"),
+    "fbgemm": ({"quantization_config": {"quant_method": "fbgemm_fp8", "transposed": True}}, "'transposed'"),
+    "packed": ({"quantization_config": PACKED}, "config_groups must name a group, but is absent or null"),
+    "mxfp4": ({"quantization_config": {**PACKED, "config_groups": {"a": _FLOAT4}}}, "group_size must be 16 .* NVFP4"),
+    "sparse": ({"quantization_config": {**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}}, "-bitmask'"),
     "old llm-compressor": ({"compression_config": {"format": "float-quantized"}}, "compression_config"),
     "exl2": ({"quantization_config": {"quant_method": "exl2", "bits": 4.0}}, "'exl2'"),
-    "modelopt": ({"quantization_config": {"quant_algo": "FP8", "producer": {"name": "modelopt"}}}, "'FP8'"),
-    "mlx": ({"quantization": {"group_size": 64, "bits": 4}}, "'4 bits'"),
+    "modelopt": ({"quantization_config": {"quant_algo": "W4A8_AWQ"}}, "quant_algo must be .*, but is 'W4A8_AWQ'"),
+    "mlx": ({"quantization": {"group_size": 64, "bits": 4}}, "quant_method must be .*, but is absent or null"),
     "quark": ({"quantization_config": {"quant_method": "quark"}}, "'quark'"),
-    "no object": ({"quantization_config": "int8"}, "quantization_config"),
+    "no object": ({"quantization_config": "int8"}, "but is 'int8'"),
 }
 
 
@@ -90,23 +97,25 @@ def test_an_unknown_architecture_is_the_reason_whatever_else_is_wrong(tmp_path: 
             assert f"config.json names {config['architectures'][0]!r}" in reason, name
 
 
-def test_quantised_weights_of_a_served_family_are_named_by_their_method(tmp_path: Path) -> None:
+def test_quantised_weights_of_a_served_family_are_refused_by_field_and_value(tmp_path: Path) -> None:
     llava = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "llama"}}
     for name, (fields, named) in QUANTISED.items():
         for base in (LLAMA, {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}, llava):
             reason = refusal(write(tmp_path / name, {**base, **fields}, WEIGHTS))
-            assert "must be float32, float16 or bfloat16" in reason and "--quantization" in reason and named in reason
+            assert "--quantization for 8 or 4 bits" in reason and re.search(named, reason), (name, reason)
         half = {**llava, "text_config": {"model_type": "llama", **fields}}
         assert "text_config: " in refusal(write(tmp_path / f"{name} half", half, WEIGHTS))
     directory = write(tmp_path / "nvidia", LLAMA, WEIGHTS)
-    (directory / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
-    assert "hf_quant_config.json: quantization says that they are quantised ('NVFP4')" in refusal(directory)
+    (directory / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "INT4_AWQ"}}))
+    assert "hf_quant_config.json: quantization: quant_algo must be " in refusal(directory)
     for old, bits in {"quantize_config.json": "bits", "quant_config.json": "w_bit"}.items():
         directory = write(tmp_path / old, LLAMA, WEIGHTS)
+        (directory / old).write_text(json.dumps({bits: 3, "group_size": 128}))
+        assert f"{old}: {bits} must be 4" in refusal(directory)
         (directory / old).write_text(json.dumps({bits: 4, "group_size": 128}))
-        assert f"{old}: {bits} says that they are quantised ('4 bits')" in refusal(directory)
+        assert find_model(EngineConfig(model_path=str(directory))) == directory
     pixtral = {**llava, "vision_config": {"model_type": "pixtral"}, "text_config": {"norm_eps": 1e-5, "unknown": 7}}
-    for fields in ({}, {"quantization_config": FP8}):
+    for fields in ({}, {"quantization_config": {"quant_method": "quark"}}):
         reason = refusal(write(tmp_path / "pixtral", {**pixtral, **fields}, WEIGHTS))
         assert "vision_config: model_type must be clip_vision_model, the only supported tower" in reason
     other = {**llava, "text_config": {"model_type": "gemma", "quantization_config": FP8}, "quantization_config": FP8}
@@ -116,7 +125,6 @@ def test_quantised_weights_of_a_served_family_are_named_by_their_method(tmp_path
 @pytest.mark.parametrize(
     ("files", "named"),
     [
-        (["a-Q4_K_M.gguf", "a-Q8_0.gguf"], "GGUF"),
         (["adapter_config.json", "adapter_model.safetensors", "training_args.bin"], "LoRA adapter.*merge_and_unload"),
         (["adapter_config.json", "adapter_model.bin", "tokenizer.json"], "LoRA adapter"),
         (["params.json", "consolidated.safetensors", "tekken.json"], "own form of Mistral"),
@@ -208,7 +216,7 @@ def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
 ) -> None:
     """The real client, over a socket. A refused model costs one small file, and its cached part is no whole model."""
     files = {"config.json": b"{}", "generation_config.json": b"{}", "tokenizer.json": b"{ }", WEIGHTS: b"w" * 1000}
-    quantised = json.dumps({**LLAMA, "quantization_config": FP8}).encode()
+    quantised = json.dumps({**LLAMA, "quantization_config": {"quant_method": "quark"}}).encode()
     repositories = {
         "a/good": {**files, "config.json": json.dumps(LLAMA).encode()},
         "a/unknown": {**files, "config.json": json.dumps(UNKNOWN["qwen3-vl"]).encode()},
@@ -225,7 +233,7 @@ def test_a_hub_name_is_judged_by_its_config_before_the_rest_comes(
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         for _ in range(2):
             assert "'Qwen3VLForConditionalGeneration'" in refusal("a/unknown")
-            assert "quantised ('fp8')" in refusal("a/quantised")
+            assert "but is 'quark'" in refusal("a/quantised")
             assert "GGUF" in refusal("a/gguf")
             assert "LoRA" in refusal("a/adapter")
             assert "--tp-size must divide" in refusal("a/split", tp_size=3)

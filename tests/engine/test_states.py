@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import msgspec
 import numpy as np
 import pytest
@@ -267,7 +268,7 @@ def test_the_gauges_tell_who_has_the_slots(core: EngineCore):
     core.add(question("one"))
     core.step()
     during = core.stats()
-    assert (during["num_running_states"], during["num_evictable_states"]) == (1, 0)
+    assert (during["num_running_states"], during["num_evictable_states"]) == (1, 1), "that of the hold goes last"
     assert during["num_locked_states"] >= 1 and sum(during[f"num_{term}_states"] for term in SLOT_TERMS) == 12
     core.abort("one")
     core.abort("hold")
@@ -290,13 +291,59 @@ def test_the_plan_has_the_bytes_of_the_states(core: EngineCore):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_default_mode_gives_the_same_tokens_alone_and_in_chunks_beside_others(
+def test_default_mode_changes_no_more_than_the_models_own_conditioning(
     tmp_path: pathlib.Path, compile_cache_dir: str, kind: dict[str, Any]
 ):
+    """Cold in one chunk, which is the reference, beside cached, in chunks, and in chunks beside others."""
     directory = small.write_model(tmp_path / "hybrid", **kind)
-    core = small.make_core(directory, compile_cache_dir, chunked_prefill_size=16)
-    requests = [question(str(length), length) for length in (3, 40, 70)]
-    together = small.run(core, [(i, request) for i, request in enumerate(requests)])
-    for request in requests:
-        assert together[request.rid].token_ids == small.alone(core, request).token_ids
+    whole, core = (small.make_core(directory, compile_cache_dir, chunked_prefill_size=size) for size in (128, 16))
+    requests = [question(str(length), length, turn_end=length) for length in (3, 40, 70)]
+    reference = {request.rid: small.alone(whole, request) for request in requests}
+    bound = FEW * change_after_one_ulp(whole, requests, reference)
+    assert 0 < bound < 1e-3, "a mistake of one token is larger"
+    later = [continued(request, reference[request.rid]) for request in requests]
+    expected = reference | {request.rid: small.alone(whole, request) for request in later}
+    chunked = {request.rid: small.alone(core, request) for request in (*requests, *later)}
+    small.alone(core, requests[0])
+    together = small.run(core, [(i, request) for i, request in enumerate(requests[1:])])
+    cached = small.run(core, [(0, request) for request in later])
+    assert [outcome.cached_tokens for outcome in cached.values()] == [3, 40, 70]
+    for found in (chunked, together, cached):
+        for rid, outcome in found.items():
+            assert distance(outcome, expected[rid]) <= bound
+    whole.close()
     core.close()
+
+
+FEW = 4
+"""How many times as much as one ulp of the embedding the other roundings of two layers may change."""
+
+
+def change_after_one_ulp(core: EngineCore, requests: list[Request], reference: dict[str, small.Outcome]) -> float:
+    """How far log-probabilities move if each number of the embedding is the next one up or down."""
+    replica = core._runner.replica
+    table, *others = leaves = replica.leaves
+    assert table.shape == (small.VOCAB, small.MODEL["hidden_size"])
+    way = np.random.default_rng(0).choice([-np.inf, np.inf], table.shape)
+    moved = np.nextafter(np.asarray(table), way, dtype=np.float32)
+    replica.leaves = (jax.device_put(moved, table.sharding), *others)
+    changes = [distance(small.alone(core, request), reference[request.rid]) for request in requests]
+    replica.leaves = leaves
+    return max(changes)
+
+
+def continued(request: Request, outcome: small.Outcome) -> Request:
+    """A prompt that goes on from another one, and from its answer. What is new is scored."""
+    prompt = (*request.input_ids, *outcome.token_ids[:5])
+    fields = {"rid": f"{request.rid} on", "logprob_start_len": len(request.input_ids) + 1}
+    return dataclasses.replace(request, input_ids=prompt, **fields)
+
+
+def distance(left: small.Outcome, right: small.Outcome) -> float:
+    """The largest difference of log-probabilities, of prompts too."""
+    assert left.token_ids == right.token_ids
+    values = [
+        [token.logprob for token in (*(each.prompt_logprobs or ()), *each.logprobs) if token.logprob is not None]
+        for each in (left, right)
+    ]
+    return float(np.abs(np.subtract(*values)).max())

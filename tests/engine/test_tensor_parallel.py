@@ -12,6 +12,7 @@ from jsg.models.config import read_spec
 from tests.engine import small
 from tests.engine.shared_out import MAX_DIFFERENCE, SharedOut, answers
 from tests.golden.variants import VARIANTS, WIDE, random_tensors, write_checkpoint
+from tests.models.packers import FORMS, write_packed
 from tests.models.specs import changed
 from tests.own_process import said
 
@@ -125,6 +126,17 @@ def test_pages_and_few_bits(tmp_path: Path, compile_cache_dir: str, variant: str
     alone, several = answers([{**common, "tp_size": n, "knobs": knobs} for n in (1, count)])
     assert several["tokens"] == alone["tokens"]
     assert several["collectives"]["copy_slots"] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["awq", "gptq order"])
+def test_published_few_bits(tmp_path: Path, compile_cache_dir: str, form: str):
+    """They are shared out in whole groups. Kernels whose inputs are in another order are restored if inputs are."""
+    with mock.patch.dict(VARIANTS, WIDE):
+        write_packed(tmp_path, VARIANTS["wide"], FORMS[form], random_tensors("wide", 0))
+    common = {"variant": "wide", "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
+    alone, several = answers([{**common, "tp_size": n, "knobs": small.DETERMINISTIC} for n in (1, 2)])
+    assert several["tokens"] == alone["tokens"]
 
 
 @pytest.fixture(scope="module")

@@ -294,6 +294,18 @@ OTHERS: dict[str, dict[str, Any]] = {
         routed_scaling_factor=1.5,
         mlp_bias=True,
     ),
+    "nemotron_h_latent": small(
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        **_NEMOTRON_H,
+        layers_block_type=["mamba", "moe", "attention", "moe"],
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        moe_latent_size=40,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=48,
+        mlp_bias=True,
+    ),
     "qwen3_5": small("Qwen3_5ForCausalLM", "qwen3_5_text", **_HYBRID),
     "qwen3_5_around": around(
         "Qwen3_5ForConditionalGeneration",

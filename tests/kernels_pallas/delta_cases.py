@@ -120,7 +120,7 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
     if not case.is_apart:
         return Arrays(joint, raw, weights, cache, pieces)
     apart = GatesApart(*(normal(total, case.heads, width) for width in (case.group * case.keys, gates)))
-    return Arrays(joint, raw, weights._replace(most=2.0), cache, pieces, apart)
+    return Arrays(joint, raw, weights, cache, pieces, apart)
 
 
 def convolution(x: np.ndarray, taps: np.ndarray, inputs: np.ndarray, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
@@ -141,7 +141,7 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     joint, raw, taps, inputs, states = (
         np.array(x, np.float64) for x in (arrays.joint, arrays.raw_gates, arrays.weights.taps, *arrays.cache)
     )
-    rate, bias, scale, _, most = (np.asarray(x, np.float64) for x in arrays.weights[1:])
+    rate, bias, scale = (np.asarray(x, np.float64) for x in arrays.weights[1:4])
     apart = None if arrays.apart is None else [np.asarray(x, np.float64) for x in arrays.apart]
     _, all_heads, values, keys = states.shape
     group, mixed = all_heads // joint.shape[1], taps.shape[2]
@@ -173,7 +173,7 @@ def definition(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                     else:
                         says = apart[0][token, k_head, member * keys :][:keys]
                     decay = np.exp(-np.exp(rate[head]) * np.logaddexp(0, says + bias[head]))
-                    strength = most / (1 + np.exp(-raw[token, k_head, member]))
+                    strength = 1 / (1 + np.exp(-raw[token, k_head, member]))
                     state = state.copy()
                     state[head] *= decay
                     state[head] += strength * np.outer(value - state[head] @ key, key)

@@ -29,7 +29,7 @@ def of_one_head(*runs: Run) -> Case:
 @functools.partial(jax.jit, compiler_options=QUICKLY)
 def in_tiles(a: Arrays) -> tuple[jax.Array, StateCache]:
     tiles = tiles_of(a.pieces, len(a.joint) // QUERY_TILE + len(a.pieces.lens))
-    weights = a.weights._replace(eps=EPS, most=1.0)
+    weights = a.weights._replace(eps=EPS)
     return delta_tiles.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, tiles, interpret=True)
 
 

@@ -23,11 +23,7 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
 @functools.cache
 def compiled(implementation: str, has_one_token: bool = False):
     def call(a: Arrays) -> tuple[jax.Array, StateCache]:
-        own = (
-            {"steps": STEPS}
-            if isinstance(a.weights, ScanWeights)
-            else {"eps": EPS, "most": 1.0 if a.apart is None else 2.0}
-        )
+        own = {"steps": STEPS} if isinstance(a.weights, ScanWeights) else {"eps": EPS}
         weights = a.weights._replace(**own)
         how = {"apart": a.apart, "has_one_token": has_one_token, "implementation": implementation}
         return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, **how)

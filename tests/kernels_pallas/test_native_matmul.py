@@ -9,21 +9,40 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jsg.engine.device.panels import lay_out
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.inputs import PANEL_WIDTH, SCALE_GROUP, TOGETHER, Panels
+from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.form import Form
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
 from jsg.kernels_pallas.native import amx, amx_matmul, library
+from jsg.models.layers import Linear
 
 SHAPES = ((1, 2, 1), (3, 6, 2), (4, 48, 7), (8, 34, 13), (17, 64, 25), (50, 20, 3), (64, 100, 12))
 """(rows, depth, panels): every register tile, whole and in part; items that are whole and in part."""
-GROUPED_SHAPES = ((1, 32, 1), (3, 64, 2), (4, 96, 7), (8, 32, 13), (17, 64, 25), (50, 32, 3), (64, 128, 12))
-"""Likewise for kernels in 4 bits, whose inputs are whole groups."""
+GROUPED_SHAPES = ((1, 128, 1), (3, 256, 2), (4, 384, 7), (8, 128, 13), (17, 256, 25), (50, 128, 3), (64, 128, 12))
+"""Likewise for kernels in few bits, whose inputs are whole groups."""
+FORMS = {
+    "int8": Form("int8"),
+    "fp8": Form("e4m3"),
+    "int4": Form("int4", 32, "bfloat16", is_exact=True),
+    "W4A16": Form("int4", 128, "bfloat16"),
+    "W4A16 of channels": Form("int4", None, "bfloat16"),
+    "AWQ": Form("int4", 64, "float16", has_zero=True),
+    "GPTQ": Form("int4", 128, "float16", has_zero=True, has_order=True),
+    "W8A16": Form("int8", 128, "bfloat16", has_zero=True),
+    "Q8_0": Form("int8", 32, "float16"),
+    "FP8 in blocks": Form("e4m3", 128),
+    "NVFP4": Form("e2m1", 16, "float8_e4m3fn", has_factor=True),
+    "MXFP4": Form("e2m1", 32, "float8_e8m0fnu"),
+}
+"""jsg's own, then published ones."""
 BFLOAT16_SHAPES = (
-    (1, 32, 1),
-    (2, 64, 7),
-    (3, 32, 13),
-    (16, 96, 5),
-    (17, 64, 25),
-    (31, 32, 2),
+    (1, 128, 1),
+    (2, 256, 7),
+    (3, 128, 13),
+    (16, 384, 5),
+    (17, 256, 25),
+    (31, 128, 2),
     (40, 128, 6),
     (70, 16384, 3),
 )
@@ -34,23 +53,53 @@ multiply = jax.jit(ops.matmul)
 
 def kernel(kind: str, depth: int, panels: int) -> tuple[Panels, np.ndarray]:
     """A kernel in panels, and what it means in float64. It is made by NumPy: JAX would compile that for each shape."""
-    rng, columns = np.random.default_rng(depth), panels * PANEL_WIDTH
-    numbers, scale = rng.standard_normal((depth, columns)), None
-    if kind == "int8":
-        numbers, scale = np.round(numbers * 40).clip(-127, 127), rng.random((1, columns)).astype(np.float32)
-    if kind == "uint8":  # scales of five significant bits and of both signs
-        numbers, scale = rng.integers(-8, 8, (depth, columns)), rng.integers(-31, 32, (depth // SCALE_GROUP, columns))
-        stored = ((numbers[::2] + 8) | (numbers[1::2] + 8) << 4).astype(kind)
-        scale, meant = (scale / 64).astype(jnp.bfloat16), numbers * np.repeat(scale / 64, SCALE_GROUP, 0)
+    rng, columns, layer = np.random.default_rng(depth), panels * PANEL_WIDTH, Linear(("it",), 1, (16,), jnp.float32)
+    if kind in FORMS:
+        stored, meant = quantised(FORMS[kind], rng, depth, columns)
     else:
-        stored = numbers.astype(jnp.dtype(kind))
-        meant = stored.astype(np.float64) * (1 if scale is None else scale)
-    parts = [(stored, TOGETHER[kind])] + ([] if scale is None else [(scale, 1)])
-    return Panels(*(jnp.asarray(in_panels(*part)) for part in parts)), meant
+        stored = rng.standard_normal((depth, columns)).astype(jnp.dtype(kind))
+        meant = stored.astype(np.float64)
+    layer.kernel.set_value(stored)
+    lay_out(layer)
+    return layer.kernel.get_value(), meant
 
 
-def in_panels(numbers: np.ndarray, together: int) -> np.ndarray:
-    return numbers.reshape(len(numbers) // together, together, -1, PANEL_WIDTH).transpose(2, 0, 3, 1)
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12]) / 2
+
+
+def quantised(form: Form, rng: np.random.Generator, depth: int, columns: int) -> tuple[Quantised, np.ndarray]:
+    """Any numbers of the form, and what they mean, by its definition."""
+    group = form.group or depth
+    stored = numbers = rng.integers(-128, 128, (depth, columns)).astype(np.int8)
+    if form.numbers == "e4m3":
+        numbers = np.concatenate([rng.standard_normal((depth - 4, columns)), rng.standard_normal((4, columns)) / 256])
+        stored = numbers = numbers.astype(jnp.float8_e4m3fn)  # some are subnormal
+    if form.numbers in ("int4", "e2m1"):
+        codes = rng.integers(0, 16, (depth, columns))
+        numbers = codes - 8 if form.numbers == "int4" else np.where(codes < 8, 1, -1) * E2M1[codes % 8]
+        stored = (codes[::2] | codes[1::2] << 4).astype(np.uint8)
+    scale = (
+        rng.integers(1, 32, (depth // group, columns)) / 64 if form.is_exact else rng.random((depth // group, columns))
+    )
+    scale = (2.0 ** rng.integers(-9, 3, scale.shape) if "e8m0" in form.scale else scale).astype(jnp.dtype(form.scale))
+    zero = rng.integers(-8, 9, scale.shape).astype(np.int8) if form.has_zero else None
+    factor = rng.random((1, columns)).astype(np.float32) + 0.5 if form.has_factor else None
+    order = rng.permutation(depth).astype(np.int32) if form.has_order else None
+    numbers = numbers.astype(np.float64) - (0 if zero is None else zero.repeat(group, 0))
+    meant = numbers * scale.astype(np.float64).repeat(group, 0) * (1 if factor is None else factor)
+    parts = (None if each is None else jnp.asarray(each) for each in (zero, factor, order))
+    made = Quantised(jnp.asarray(stored), jnp.asarray(scale), form, *parts)
+    return made, meant if order is None else meant[np.argsort(order)]
+
+
+def test_what_is_restored_is_what_the_form_says():
+    kernels = {name: quantised(form, np.random.default_rng(0), 256, 3) for name, form in FORMS.items()}
+    restore = jax.jit(
+        lambda made: {name: [each.restored(dtype) for dtype in ("float32", "bfloat16")] for name, each in made.items()}
+    )
+    for name, (found, short) in restore({name: made for name, (made, _) in kernels.items()}).items():
+        np.testing.assert_allclose(found, kernels[name][1], rtol=3e-7, err_msg=name)
+        np.testing.assert_array_equal(short, np.asarray(found).astype(jnp.bfloat16), name)
 
 
 def rows(count: int, depth: int, dtype: str = "float32") -> np.ndarray:
@@ -63,12 +112,18 @@ def products(factors: list[tuple[np.ndarray, Panels]], *dtype: jnp.dtype) -> lis
     return [np.asarray(product) for product in run(factors)]
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "uint8"])
+KINDS = [
+    "bfloat16",
+    *(pytest.param(kind, marks=() if kind in ("int8", "int4", "AWQ", "NVFP4") else pytest.mark.slow) for kind in FORMS),
+]
+
+
+@pytest.mark.parametrize("kind", ["float32", *KINDS])
 @pytest.mark.parametrize("is_long", [True, False], ids=["long registers", "short registers"])
 def test_it_is_what_numpy_says(kind: str, is_long: bool, monkeypatch: pytest.MonkeyPatch):
     """With the register tiles of both kinds of processors; a processor computes what it has no registers for slowly."""
     monkeypatch.setattr(library, "has_long_registers", lambda: is_long)
-    shapes = GROUPED_SHAPES if kind == "uint8" else SHAPES
+    shapes = GROUPED_SHAPES if kind in FORMS else SHAPES
     kernels = [kernel(kind, depth, panels) for _, depth, panels in shapes]
     inputs = [rows(count, depth) for count, depth, _ in shapes]
     found = products([(x, stored) for x, (stored, _) in zip(inputs, kernels, strict=True)])
@@ -84,7 +139,7 @@ def assert_near(found: np.ndarray, x: np.ndarray, meant: np.ndarray, shape: tupl
     assert (np.abs(found - exact @ meant) <= bound).all(), shape
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8", "uint8"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unit", ["matrix unit", "other registers", "pairs"])
 def test_rows_in_bfloat16_are_multiplied_as_numpy_says(kind: str, unit: str, monkeypatch: pytest.MonkeyPatch):
     """Every processor can compute what the matrix unit computes, and does it for few rows."""
@@ -110,22 +165,37 @@ def test_rows_in_bfloat16_are_multiplied_as_numpy_says(kind: str, unit: str, mon
     [
         ("float32", "float32"),
         ("bfloat16", "bfloat16"),
-        *itertools.product(["int8", "uint8"], ["float32", "bfloat16"]),
+        *itertools.product(["int8", "int4", "AWQ"], ["float32", "bfloat16"]),
     ],
 )
 def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: str):
-    stored, _ = kernel(kind, 96, 13)
-    x = rows(40, 96, dtype)
+    stored, _ = kernel(kind, 192, 13)
+    x = rows(40, 192, dtype)
     parts = [part for count in (1, 2, 3, 5, 8, 11, 16, 33) for part in (slice(count), slice(-count, None))]
     whole, *found = products([(x, stored), *((x[part], stored) for part in parts)])
     for part, product in zip(parts, found, strict=True):
         np.testing.assert_array_equal(product, whole[part], str(part))
 
 
+@pytest.mark.parametrize("kind", ["AWQ", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int8", "int4", "MXFP4"))])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_in_4_bits_what_is_not_finite_stays_in_its_row(dtype: str):
-    stored, _ = kernel("uint8", 32, 4)
-    x = rows(5, 32, dtype)
+def test_experts_multiply_their_own_rows(kind: str, dtype: str):
+    """Whatever rows the others have, none included: each row has the bits that it has with its kernel alone."""
+    several, x, counts, width = kernel(kind, 192, 5 * 14)[0], rows(33, 192, dtype), [3, 0, 20, 1, 9], 14
+    alone = [jax.tree.map(lambda part, e=e: part[width * e : width * (e + 1)], several) for e in range(5)]
+    parts = np.split(x, np.cumsum(counts)[:-1])
+    pairs = [(part, own) for part, own in zip(parts, alone, strict=True) if len(part)]
+    found = jax.jit(lambda x, kernel, sizes: ops.matmul(x, kernel, sizes=sizes))(
+        x, several, jnp.array(counts, jnp.int32)
+    )
+    np.testing.assert_array_equal(found, np.concatenate(products(pairs)))
+
+
+@pytest.mark.parametrize("kind", ["int4", "AWQ"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_in_4_bits_what_is_not_finite_stays_in_its_row(dtype: str, kind: str):
+    stored, _ = kernel(kind, 64, 4)
+    x = rows(5, 64, dtype)
     clean = np.asarray(multiply(x, stored))
     x[1, 7], x[3, 2] = np.nan, np.inf
     spoilt = np.asarray(multiply(x, stored))

@@ -20,7 +20,7 @@ from jsg.kernels_pallas import ops, tuning
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.models.layers import project
-from jsg.models.quantise import STORED, Quantised, quantise
+from jsg.models.quantise import FORMS, STORED, quantise
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 
@@ -91,8 +91,8 @@ def test_products_with_kernels_in_8_bits(stored: str):
     """XLA's matmul with its options for them, then ours for experts, against float64."""
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (32, 512)).astype("bfloat16")
-    values, scale = quantise(jax.random.normal(keys[1], (256, 512)), "w", STORED[stored])
-    kernel = Quantised(values.T, scale.T)
+    made = quantise(jax.random.normal(keys[1], (256, 512)), "w", FORMS[stored])
+    kernel = jax.tree.map(lambda part: jnp.asarray(part.T), made)
     exact = np.asarray(x, np.float64) @ (np.asarray(kernel.values, np.float64) * np.asarray(kernel.scale, np.float64))
     run = jax.jit(project).lower(x, kernel).compile(compiler_options=dict(QUANTISED_OPTIONS["gpu"]))
     np.testing.assert_allclose(run(x, kernel), exact, rtol=0, atol=2e-4)

@@ -80,6 +80,29 @@ async def test_messages_in_front_of_a_question_end_at_a_point(tiny: Tokenizer):
     assert model.prompts[2].snapshot_at == (), "what it has computed already is of no interest"
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+@asynchronous
+async def test_a_run_of_a_batch_says_where_its_own_text_begins(tiny: Tokenizer, in_turn: bool):
+    """Of all pieces in which it has some the first, if enough is in front of it. The place changes no token."""
+    model, whole = FakeModel(tiny, ["."] * 3), FakeModel(tiny, ["."])
+    for run_on, own in ((model, {"Who is it?", "so"}), (whole, {"nowhere"})):
+        session = TokenSession(run_on)
+        session.own_texts = frozenset(own)
+        for item in (*[RoleBegin("user")] * in_turn, Text(SHOTS), Text(" Now: Who is it? And so on")):
+            await session.extend(item)
+        await said(session)
+    [point], (prompt,) = model.prompts[0].snapshot_at, whole.prompts
+    assert prompt.snapshot_at == () and model.prompts[0].input_ids == prompt.input_ids
+    assert tiny.decode(prompt.input_ids[:point], skip_special_tokens=False).endswith("Now:")
+    for begin in ((Text("Q: "),), (Text(SHOTS), RoleBegin("user"))):
+        session = TokenSession(model)
+        session.own_texts = frozenset(["Why?"])
+        for item in (*begin, Text("Why?")):
+            await session.extend(item)
+        await said(session)
+    assert model.prompts[1].snapshot_at == () and len(model.prompts[2].snapshot_at) == 1, "a turn has its own place"
+
+
 @asynchronous
 async def test_an_empty_copy_begins_as_any_prompt_does(tiny: Tokenizer):
     model = FakeModel(tiny, [".", "."])

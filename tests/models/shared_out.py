@@ -19,14 +19,15 @@ import numpy as np
 from flax import nnx
 
 from bench.load import AnonymousPeak
-from jsg.models import checkpoint, in_place
+from jsg import malloc
+from jsg.models import in_place
 from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import read_spec
 from jsg.models.loading import load_model
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import make_mesh
 
-PIECE_BYTES, ROUNDED_BYTES = checkpoint.PIECE_BYTES, in_place.ROUNDED_BYTES
+PIECE_BYTES, ROUNDED_BYTES = malloc.PIECE_BYTES, in_place.ROUNDED_BYTES
 
 
 def leaves(model: nnx.Module) -> list[tuple[str, jax.Array]]:
@@ -50,7 +51,7 @@ def are_slices(leaf: jax.Array, whole: np.ndarray) -> bool:
 
 @functools.cache
 def kept(directory: Path, config: ModelSpec, options: tuple[tuple[str, Any], ...]) -> list[tuple[str, jax.Array]]:
-    checkpoint.PIECE_BYTES, in_place.ROUNDED_BYTES = PIECE_BYTES, ROUNDED_BYTES  # and not those of the run before
+    malloc.PIECE_BYTES, in_place.ROUNDED_BYTES = PIECE_BYTES, ROUNDED_BYTES  # and not those of the run before
     return leaves(load_model(directory, config, **dict(options)))
 
 
@@ -64,7 +65,7 @@ def compare(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     count, groups, options = run["count"], run.get("groups", 1), run["options"]
     config = read_spec(directory).over_devices(count, groups)
     whole = on_one_device(directory, config, options)
-    checkpoint.PIECE_BYTES = run.get("piece_bytes", PIECE_BYTES)
+    malloc.PIECE_BYTES = run.get("piece_bytes", PIECE_BYTES)
     in_place.ROUNDED_BYTES = run.get("piece_bytes", ROUNDED_BYTES)
     num_read = 0
     read = Checkpoint.read

@@ -10,12 +10,10 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
-from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.registry import ALIASES, FAMILIES
 from jsg.models.spec import ModelSpec
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.window import Window
 from tests.golden.variants import LLAMA
 from tests.models.test_config import read
@@ -160,10 +158,11 @@ OWN_FIELDS: dict[str, dict[str, list[Any]]] = {
         "n_groups": [2],
         "use_conv_bias": [False],
         "time_step_min": [0.1],
+        "time_step_limit": [[0.1, 2.0]],
         "norm_eps": [1e-3],
         "mamba_n_groups": [4],
         "mamba_d_conv": [3],
-        "mamba_dt_min": [0.2],
+        "mamba_dt_limit": [[0.2, 3.0]],
         "mamba_conv_bias": [False],
         "n_routed_experts": [6],
         "routed_scaling_factor": [1.5],
@@ -234,7 +233,7 @@ NAMED_IN_CODE = {
             ("attention_head_dim", "head_dim"),  # of the first published files; transformers 5.23 takes its default
             ("mamba_conv_bias", "use_conv_bias"),
             ("mamba_d_conv", "conv_kernel"),
-            ("mamba_dt_min", "time_step_min"),
+            ("mamba_dt_limit", "time_step_limit"),
             ("mamba_n_groups", "n_groups"),
         )
     }
@@ -339,7 +338,7 @@ def compare(directory: Path, file: dict[str, Any]) -> bool:
         assert ours.logit_factor == theirs.logit_scale
     assert tuple(layer.experts.count if layer.experts else 0 for layer in ours.layers) == experts(theirs)
     if hasattr(theirs, "n_shared_experts") and theirs.model_type != "nemotron_h":  # whose has a width of its own
-        shared = {0 if mlp.shared is None else mlp.shared.block.inner // mlp.inner for mlp in blocks}
+        shared = {0 if mlp.shared is None else mlp.shared.inner // mlp.inner for mlp in blocks}
         assert shared <= {theirs.n_shared_experts}
     if hasattr(theirs, "n_shared_experts") or theirs.model_type == "lfm2_moe":
         assert {mlp.router.choice.factor for mlp in blocks} <= {theirs.routed_scaling_factor}
@@ -352,11 +351,9 @@ def scan_of(theirs: Any) -> tuple[Any, ...]:
     """The shape of a layer of Mamba-2."""
     if theirs.model_type == "nemotron_h":
         names = "mamba_num_heads n_groups ssm_state_size mamba_head_dim conv_kernel use_conv_bias"
-        steps = theirs.time_step_min, float("inf")
     else:
         names = "mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_conv_bias"
-        steps = theirs.time_step_limit
-    return (*(getattr(theirs, name) for name in names.split()), steps)
+    return (*(getattr(theirs, name) for name in names.split()), tuple(theirs.time_step_limit))
 
 
 def interleaves(theirs: Any) -> bool:

@@ -19,23 +19,22 @@ from jsg.models.block_spec import (
     BesideSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    LatentExpertsSpec,
     LayerInputSpec,
     NormSpec,
     QueryKeyNormSpec,
     QueryScaleSpec,
     RopeSpec,
     RouterSpec,
-    SharedExpertSpec,
     StackSpec,
 )
-from jsg.models.convolution_spec import ConvolutionSpec
 from jsg.models.decoder import Decoder, Layer
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.inputs import ForwardInputs
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.layers import RMSNorm, project
 from jsg.models.loading import load_model
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.state_specs import ConvolutionSpec, DeltaSpec
 from jsg.window import Window
 from tests.models.paged import NUM_ROWS, PagedModel
 
@@ -123,7 +122,9 @@ EXPERTS = ExpertsSpec(
     stack=StackSpec(),
     has_bias=True,
     activation=ClampedGate(limit=7.0, slope=1.5),
-    shared=SharedExpertSpec(block=FeedForwardSpec(inner=64), gate="mlp.shared_expert_gate"),
+    shared=FeedForwardSpec(inner=64),
+    shared_gate="mlp.shared_expert_gate",
+    latent=LatentExpertsSpec(width=24, into="mlp.into", out="mlp.out"),
 )
 NORM = NormSpec(name="norm", eps=1e-6)
 BESIDE = BesideSpec(
@@ -161,7 +162,9 @@ OTHER: dict[str, Any] = {
     "key_heads": 4,
     "key_dim": 32,
     "taps": 2,
-    "most": 2.0,
+    "shared_gate": "another",
+    "into": "another",
+    "out": "another",
     "gate_rank": 16,
     "module": "another",
     "gates": ("another",),

@@ -14,7 +14,7 @@ from jsg.errors import ModelError
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.reference_routes import Routes
-from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, RouterSpec, SharedExpertSpec
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, RouterSpec
 from jsg.models.experts import SparseFeedForward
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.models.paged import MAX_TOKENS, PagedModel, load_directory
@@ -101,7 +101,7 @@ ROUTER = RouterSpec(
     has_bias=True,
     choice_bias="choice",
 )
-SHARED = SharedExpertSpec(block=FeedForwardSpec(inner=32))
+SHARED = FeedForwardSpec(inner=32)
 
 
 def test_a_router_with_biases_and_a_shared_block_without_a_gate():

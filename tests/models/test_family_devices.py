@@ -23,5 +23,6 @@ def test_two_devices_compute_what_hugging_face_computes():
     shared = {VARIANTS[name]["architectures"][0] for name in one_of_each(is_sparse=True)}
     assert sparse - shared <= ODD, "a variant of each family with experts has an even number of them"
     cases = [(variant, 1) for variant in one_of_each()] + [(variant, 2) for variant in one_of_each(is_sparse=True)]
+    cases += [("nemotron_h_latent", 1), ("nemotron_h_latent", 2)]  # what no other family has
     found = said("tests.models.family_devices", told=cases)
     assert {case: far for case, far in zip(cases, found, strict=True) if not 0 < far <= MAX_DIFFERENCE} == {}

@@ -106,7 +106,7 @@ def test_the_last_layer_has_no_window_whatever_the_file_says(tmp_path):
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers must leave a layer of each kind before those, but is 5"),
         ({"num_kv_shared_layers": 6}, r"num_kv_shared_layers must be an integer in \[0, 5\], but is 6"),
         ({"vocab_size_per_layer_input": 500}, "vocab_size_per_layer_input must be at least vocab_size = 512, but"),
-        ({"hidden_activation": "silu"}, "hidden_activation must be gelu_pytorch_tanh"),
+        ({"hidden_activation": "silu"}, "hidden_activation must be 'gelu_pytorch_tanh'"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters must have an object for each of"),
         ({"rope_parameters": SMALL["rope_parameters"] | {"full_attention": {"rope_type": "default"}}},
          "rope_theta must be in .* is absent or null"),

@@ -9,8 +9,8 @@ import pytest
 from jsg.engine.problems import find_problems
 from jsg.errors import ModelError
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
+from jsg.models.state_specs import DeltaSpec
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.paged import PagedModel, load_directory
@@ -192,6 +192,25 @@ NEMOTRONS: dict[str, tuple[str, dict[str, Any], int, int, int, int]] = {
         6,
         31578,
     ),
+    "3-super-120b-a12b": (  # as many layers of each kind, in another order
+        "MEMEMEMEM*E" * 8,
+        {
+            "hidden_size": 4096,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 512,
+            "num_experts_per_tok": 22,
+            "moe_latent_size": 1024,
+            "moe_intermediate_size": 2688,
+            "moe_shared_expert_intermediate_size": 5376,
+            "routed_scaling_factor": 5.0,
+            "num_nextn_predict_layers": 1,
+            "mtp_hybrid_override_pattern": "*E",
+        },
+        40,
+        160,
+        8,
+        120_669,
+    ),
 }
 
 
@@ -227,10 +246,16 @@ def test_a_list_of_layers_counts_more_than_their_number(tmp_path: Path):
 
 def test_other_names_of_fields_of_nemotron(tmp_path: Path):
     """Of the first published files, and those that transformers takes besides its own."""
-    plain = nemotron("h-8b") | {"head_dim": 64, "n_groups": 4, "conv_kernel": 3, "time_step_min": 0.01}
+    plain = nemotron("h-8b") | {"head_dim": 64, "n_groups": 4, "conv_kernel": 3, "time_step_limit": [0.1, 1]}
     other = nemotron("h-8b") | {"attention_head_dim": 64, "mamba_n_groups": 4, "mamba_d_conv": 3, "mamba_dt_min": 0.01}
     other |= {"mamba_conv_bias": False, "mamba_expand": 3, "mamba_chunk_size": 64, "mamba_dt_limit": [0.1, 1.0]}
     assert read(tmp_path, other) == read(tmp_path, plain | {"use_conv_bias": False})
+
+
+def test_the_range_of_steps_in_training_is_no_bound_of_steps(tmp_path: Path):
+    """As in the code that NVIDIA publishes with its checkpoints, which all have this limit."""
+    spec = read(tmp_path, nemotron("h-8b") | {"time_step_min": 0.001, "time_step_max": 0.1})
+    assert spec.layers[0].attention.steps == (0.0, float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -292,8 +317,8 @@ def test_what_is_refused_of_kimi_linear(tmp_path: Path, fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"layer_types": None}, "layer_types must be 40 of mamba or attention, at least one of them attention"),
-        ({"layer_types": ["mamba"] * 40}, "at least one of them attention"),
+        ({"layer_types": None}, "layer_types must be 40 of mamba or attention or "),
+        ({"layer_types": ["mamba"] * 40}, "layer_types must be attention in at least one layer"),
         ({"mamba_d_head": 32}, "mamba_d_head must give 48 heads 3072 numbers"),
         ({"mamba_n_groups": 7}, "mamba_n_groups must divide 48 heads"),
         ({"mamba_proj_bias": True}, "mamba_proj_bias must be False"),
@@ -341,7 +366,7 @@ def test_layers_of_lfm2_keep_three_inputs_of_each_channel(tmp_path: Path):
     ("fields", "named"),
     [
         ({"conv_L_cache": 1}, r"conv_L_cache must be an integer in \[2, 16\]"),
-        ({"layer_types": ["conv"] * 16}, "layer_types must have at least one full_attention"),
+        ({"layer_types": ["conv"] * 16}, "at least one of them full_attention"),
         ({"layer_types": ["linear_attention"] * 16}, "layer_types must be 16 of conv or full_attention"),
         ({"full_attn_idxs": 3}, "full_attn_idxs must be a list of the layers with attention"),
         ({"conv_bias": 1}, "conv_bias must be true or false"),

@@ -8,13 +8,13 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jsg.errors import ModelError
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.clip import VisionTower, unread_tensors
 from jsg.models.config import read_spec
 from jsg.models.families.llava import WRAPPER
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model
-from jsg.models.quantise import Quantised
-from jsg.models.spec import ModelSpec
+from jsg.models.spec import ModelSpec, TensorNames
 from tests.golden.vision_variants import LAYOUTS, VISION_VARIANTS, vision_tensors, write_vision_checkpoint
 from tests.kernels_pallas.definition import QUICKLY
 from tests.models.sizes import num_parameters
@@ -59,7 +59,8 @@ def test_no_tensor_has_two_meanings(variant):
     names = vision_tensors(variant, SEED)
     for layout in LAYOUTS.values():
         stored = [next((layout[p] + n.removeprefix(p) for p in layout if n.startswith(p)), n) for n in names]
-        assert [WRAPPER.names.here(name) for name in stored] == list(names)
+        here = TensorNames(prefixes=WRAPPER.prefixes).here
+        assert [here(name) for name in stored] == list(names)
 
 
 def test_both_names_of_a_tensor_at_once_are_refused(tmp_path):

@@ -195,7 +195,7 @@ def test_integers_are_refused(made):
     name = "model.norm.weight/zarr.json"
     metadata = json.loads((made / FOLDER / name).read_bytes())
     sign(made, **{name: json.dumps(metadata | {"data_type": "int32", "fill_value": 0}).encode()})
-    with pytest.raises(ModelError, match=r"model\.norm\.weight must be one of F32, F16, BF16, but is int32"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight must be one of F32, F16, BF16, but is I32"):
         load(made)
 
 

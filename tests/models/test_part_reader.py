@@ -12,11 +12,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from jsg import malloc
 from jsg.conversion import convert as convert_module
 from jsg.conversion.convert import convert
 from jsg.errors import ModelError
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
-from jsg.models import checkpoint, in_place
+from jsg.models import in_place
 from jsg.models.block_spec import (
     AttentionSpec,
     ExpertsSpec,
@@ -182,7 +183,7 @@ def test_parts_are_loaded_as_tensors_of_their_own(directories, monkeypatch, tmp_
         convert(directory, tmp_path / "orbax", tp_size=2)
         directory = tmp_path / "orbax"
     if way == "pieces":
-        monkeypatch.setattr(checkpoint, "PIECE_BYTES", 600)
+        monkeypatch.setattr(malloc, "PIECE_BYTES", 600)
         monkeypatch.setattr(in_place, "ROUNDED_BYTES", 600)
     found = leaves(load_model(directory, MADE, quantization=quantization))
     assert len(found) == len(wanted)

@@ -18,13 +18,13 @@ from bench.device.shapes import MIXTRAL_8X7B, MIXTRAL_8X22B
 from bench.shapes import LLAMA_8B, write_model
 from jsg.conversion.convert import convert
 from jsg.errors import ModelError
-from jsg.kernels_pallas.inputs import SCALE_GROUP
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models import loading
 from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import read_spec
 from jsg.models.layers import project
 from jsg.models.loading import abstract_model, load_model
-from jsg.models.quantise import BYTES_PER_NUMBER, PAIRS, STORED, Quantised, quantise
+from jsg.models.quantise import BYTES_PER_NUMBER, FORMS, STORED, quantise
 from jsg.models.registry import FAMILIES
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import AXES
@@ -52,7 +52,7 @@ def projection() -> np.ndarray:
 @pytest.mark.parametrize("name", STORED)
 def test_no_number_is_off_by_more_than_half_a_step(name: str):
     tensor = projection()
-    values, scale = (np.asarray(part) for part in quantise(tensor, "w", STORED[name]))
+    values, scale = (np.asarray(part) for part in quantise(tensor, "w", FORMS[name])[:2])
     normal = [0, 1, 2, 6]
     assert values.dtype == IN_NUMPY[name] and scale.dtype == np.float32 and scale.shape == (CHANNELS, 1)
     np.testing.assert_allclose(scale[normal, 0], np.abs(tensor[normal]).max(1) / LIMIT[name], rtol=2e-7)
@@ -71,13 +71,13 @@ def test_ties_go_to_even(name: str):
     """Channels whose scale is 1: the numbers are their own steps."""
     numbers = {"int8": [127, 0.5, 1.5, -2.5, 126.5], "fp8": [448, 17, 19, -17, 2**-10]}[name]
     kept = {"int8": [127, 0, 2, -2, 126], "fp8": [448, 16, 20, -16, 0]}[name]
-    values, scale = quantise(jnp.array([numbers]), "w", STORED[name])
-    assert scale.tolist() == [[1]] and values.astype(jnp.float32).tolist() == [kept]
+    values, scale, *_ = quantise(jnp.array([numbers]), "w", FORMS[name])
+    assert scale.tolist() == [[1]] and values.astype(np.float32).tolist() == [kept]
 
 
 def test_every_e4m3_number_is_rounded_as_numpy_rounds_it():
     numbers = np.concatenate([np.linspace(-448, 448, 3001, dtype=np.float32), np.geomspace(1e-4, 448, 3000)])
-    values, _ = quantise(jnp.asarray(numbers[None], jnp.float32), "w", jnp.float8_e4m3fn)
+    values, *_ = quantise(jnp.asarray(numbers[None], jnp.float32), "w", FORMS["fp8"])
     expected = numbers.astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
     np.testing.assert_array_equal(np.asarray(values)[0].view(np.uint8), expected.view(np.uint8))
 
@@ -88,11 +88,12 @@ def restored(kernel: Quantised) -> np.ndarray:
 
 def test_in_4_bits_no_number_is_off_by_more_than_half_a_step():
     """Of its group's scale, whichever side has the larger numbers; the scale leaves bfloat16 room for each product."""
-    tensor = np.repeat(projection(), 4, 1)[:, :128].reshape(CHANNELS, 4, SCALE_GROUP)
+    tensor = np.repeat(projection(), 4, 1)[:, :128].reshape(CHANNELS, 4, 32)
     tensor[0, :2] = [[0, 7.25, -8, *[-0.5] * 29], [8, -7, 1.5, 2.5, *[0.0] * 28]]
-    values, scale = quantise(tensor.reshape(CHANNELS, 128), "w", PAIRS)
+    made = quantise(tensor.reshape(CHANNELS, 128), "w", FORMS["int4"])
+    values, scale, *_ = made
     assert values.shape == (CHANNELS, 64) and scale.shape == (CHANNELS, 4) and scale.dtype == jnp.bfloat16
-    kernel = Quantised(values.T, scale.T)
+    kernel = jax.tree.map(lambda part: jnp.asarray(part.T), made)
     assert kernel.shape == (128, CHANNELS)
     found, steps = restored(kernel).T.reshape(tensor.shape), np.abs(np.asarray(scale, np.float64))[..., None]
     normal = [0, 1, 2, 6]
@@ -110,8 +111,8 @@ def test_in_4_bits_no_number_is_off_by_more_than_half_a_step():
 def test_a_product_is_that_with_the_kernel_it_stands_for(name: str, dtype: str):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((5, 64), np.float32)).astype(dtype)
-    parts = quantise(rng.standard_normal((6 * 8, 64), np.float32), "w", STORED.get(name, PAIRS))
-    kernel = Quantised(*(jnp.asarray(part.T.reshape(-1, 6, 8)) for part in parts))
+    made = quantise(rng.standard_normal((6 * 8, 64), np.float32), "w", FORMS[name])
+    kernel = jax.tree.map(lambda part: jnp.asarray(part.T.reshape(-1, 6, 8)), made)
     exact = np.tensordot(np.asarray(x, np.float64), restored(kernel), 1)
     found = project(x, kernel)
     assert found.shape == (5, 6, 8) and found.dtype == jnp.float32

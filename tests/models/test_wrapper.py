@@ -11,8 +11,10 @@ from flax import nnx
 
 from jsg.errors import ModelError
 from jsg.models.config import read_spec
+from jsg.models.families import mistral3
 from jsg.models.loading import load_model, with_own_head
-from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY
+from jsg.models.spec import TensorNames
+from jsg.models.wrapper import TEXT_PREFIXES
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.models.sizes import num_parameters
 from tests.models.test_config import read
@@ -58,7 +60,7 @@ def checkpoint(directory: Path, **more: np.ndarray) -> dict[str, np.ndarray]:
 def test_the_text_half_of_mistral_small(tmp_path):
     spec = read(tmp_path, SMALL_3_2)
     assert (spec.architecture, spec.num_layers) == ("MistralForCausalLM", 40)
-    assert (spec.vision, spec.notes) == (None, (TEXT_ONLY,))
+    assert (spec.vision, spec.notes) == (None, (mistral3.WRAPPER.note,))
     assert (spec.layers[0].attention.rope.theta, spec.max_position_embeddings) == (1e9, 131072)
     assert spec.tie_word_embeddings  # the default of the whole; the file has a head, which counts more
     assert num_parameters(spec) + spec.vocab_size * spec.hidden_size == 23_572_403_200
@@ -78,7 +80,7 @@ def changed_half(half: dict[str, Any], **fields: Any) -> dict[str, Any]:
         (changed_half({"attn_logit_softcapping": 3.0}), "text_config: MistralForCausalLM has no field"),
         (changed_half({}, is_causal=False), "is_causal must be true"),
         (changed_half({}, logit_factor=3.0), "Mistral3ForConditionalGeneration has no field 'logit_factor'"),
-        (changed_half({"quantization_config": {"quant_method": "fp8"}}), "text_config: quantization_config"),
+        (changed_half({"quantization_config": {"quant_method": "hqq"}}), "text_config: quantization_config"),
     ],
 )
 def test_what_may_change_answers_is_refused(tmp_path, file, named):
@@ -90,9 +92,8 @@ def test_names_of_transformers_4_and_5_are_the_same_model(tmp_path):
     old = checkpoint(tmp_path)
     new = {name.replace("language_model.model.", "model.language_model."): tensor for name, tensor in old.items()}
     new = {name if "language" in name else f"model.{name}": tensor for name, tensor in new.items()}
-    assert [TEXT_NAMES.here(name) for name in old if "language" in name] == [
-        TEXT_NAMES.here(name) for name in new if "language" in name
-    ]
+    here = TensorNames(prefixes=TEXT_PREFIXES).here
+    assert [here(name) for name in old if "language" in name] == [here(name) for name in new if "language" in name]
     first = load_model(tmp_path, read_spec(tmp_path))
     write_checkpoint(tmp_path, VARIANT, new)
     second = load_model(tmp_path, read_spec(tmp_path))

@@ -167,7 +167,7 @@ KERNELS = (
     Mutation(
         "kernels: on a CPU all inputs in 4 bits have the scales of the first group",
         "jsg/kernels_pallas/native/tiles.py",
-        "self.scale, k // SCALE_GROUP * SCALE_BYTES",
+        "self.scale, group * (LANES * ITEM_BYTES.get(types.scale, 1))",
         "self.scale, 0",
         "tests/kernels_pallas/test_native_matmul.py",
     ),

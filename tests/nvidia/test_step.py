@@ -26,9 +26,9 @@ from bench.nvidia.compiler import IN_PLACE, Program
 from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.device.memory import SAMPLED_BYTES, copied_head_bytes, extend_bound
 from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
-from jsg.models.delta_spec import HeadStates
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import FULL, LAYER_KINDS
+from jsg.models.state_specs import HeadStates
 from jsg.sched.buckets import BucketKey, Phase, make_deterministic_buckets
 from tests.models.published import PUBLISHED
 from tests.models.test_hybrid_shapes import granite, nemotron
@@ -224,6 +224,7 @@ FAMILIES = {
     "scan": (granite("h-tiny"), SHORTER | {"layer_types": ["mamba", "attention"]}),
     "padded-heads": (nemotron("nano-9b-v2"), SHORTER | {"hybrid_override_pattern": "M-*"}),
     "mixers-or-blocks": (nemotron("3-nano-30b-a3b"), SHORTER | {"hybrid_override_pattern": "ME*"}),
+    "narrow-experts": (nemotron("3-super-120b-a12b"), SHORTER | {"hybrid_override_pattern": "ME*"}),
     "decay-by-channel": (
         KIMI_LINEAR,
         {"linear_attn_config": None, "layer_types": ["linear_attention", "full_attention"]},
@@ -236,6 +237,7 @@ Mistral Small those of "window"."""
 LONG = (
     "padded-heads",
     "experts-beside",
+    "narrow-experts",
     "larger-experts",
     "sigmoids-and-norms",
     "float32-router",

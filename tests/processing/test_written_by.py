@@ -13,7 +13,9 @@ CALLS = {
     "harmony": "GptOssForCausalLM",
     "mistral_args": "Mistral3ForConditionalGeneration",
     "mistral": "MistralForCausalLM",
-    "qwen3_coder": "Qwen3MoeForCausalLM",
+    "nemotron_json": "NemotronHForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "qwen3_coder": "Qwen3MoeForCausalLM",  # and Nemotron 3
     "glm45": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "gemma4": "Gemma4ForConditionalGeneration",

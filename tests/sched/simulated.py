@@ -6,14 +6,13 @@ early, handed out twice or not told to the device holds a wrong hash.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.states import StateSlots
-from jsg.cache.windows import GroupedAllocator, WindowGroup, kinds_of, states_of, windows_of
+from jsg.cache.windows import GroupedAllocator, WindowGroup
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.inputs import Pieces
@@ -72,12 +71,13 @@ class SimulatedDevice:
         self._buckets = buckets
         self._page_size = table.page_size
         rows, columns = table.pages.shape
-        self._windows = [None if numbers is None else group for numbers, group in groups_of(allocator, table)]
+        full: list[WindowGroup | None] = [None] * (table.maps[0] is None)
+        self._windows = full + table.windows
         sizes = [(group or allocator).num_total + 1 for group in self._windows]
         self._kvs = [np.zeros(size * table.page_size, np.int64) for size in sizes]
         self._page_tables = [np.zeros((rows, columns), np.int32) for _ in sizes]
-        slots = states_of(allocator)
-        self._states = None if slots is None else np.zeros(slots.num_total + 1, np.int64)
+        self._slots = table.slots
+        self._states = np.zeros(0 if table.slots is None else table.slots.num_total + 1, np.int64)
         self._last_token = np.zeros(rows, np.int32)
         self._vision = np.zeros(1000, np.int64)
         self._vision[NEWLINE_ROW] = NEWLINE
@@ -113,7 +113,7 @@ class SimulatedDevice:
         self._write(batch, parts)
         for entry in batch.entries:
             self._check_row(entry)
-        if self._states is not None:
+        if self._slots is not None:
             self._run_states(batch, key, table)
         check_groups(batch, table)
         if key.num_groups:
@@ -126,8 +126,8 @@ class SimulatedDevice:
             numbers = allocator if group is None else group._numbers
             free = np.flatnonzero(numbers.is_free(np.arange(len(kv) // self._page_size)))
             kv.reshape(-1, self._page_size)[free] = 0
-        if (slots := states_of(allocator)) is not None and self._states is not None:
-            self._states[slots._numbers.is_free(np.arange(len(self._states)))] = 0
+        if self._slots is not None:
+            self._states[self._slots._numbers.is_free(np.arange(len(self._states)))] = 0
 
     def _program(self, batch: Batch) -> BucketKey:
         """Every other step runs in the largest shape, as if the right one were not compiled yet."""
@@ -192,7 +192,6 @@ class SimulatedDevice:
 
         Pieces run in any order, so none may read what another one writes.
         """
-        assert self._states is not None
         packed = packing.pack_forward(batch, key, table.pages, self._page_size, table.maps, has_states=True)
         fields = packed[-len(Pieces._fields) * key.num_rows :].reshape(-1, key.num_rows)[:, : len(batch.entries)]
         pieces = Pieces(*fields.tolist())
@@ -248,13 +247,6 @@ class SimulatedDevice:
                 scores = self._model.prompt_scores(request, hashes, entry.start, entry.start + entry.num_new)
                 result.prompt_logprobs[index] = scores_of(scores).parts
         return result
-
-
-def groups_of(allocator: PageAllocator, table: RequestTable) -> Iterator[tuple[np.ndarray | None, WindowGroup | None]]:
-    """The map and the group of each page group of the device; None for layers that see all tokens."""
-    yield from (
-        (numbers, next((g for g in windows_of(allocator) if g.parts is numbers), None)) for numbers in table.maps
-    )
 
 
 def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
@@ -350,15 +342,14 @@ class EngineShape:
         """With windows there are parts for that share of the pages, and at least for a window and a chunk."""
         if not self.windows and self.num_states is None:
             return PageAllocator(self.num_pages + 1)
-        groups = []
+        kinds: list[WindowGroup | StateSlots] = []
         for window in self.windows:
             least = -(-(window.length - 1) // self.page_size) + 1 + -(-self.chunk // self.page_size)
             num_parts = min(max(int(self.num_pages * self.part_rate), least), self.num_pages)
-            groups.append(WindowGroup(window, self.num_pages + 1, num_parts + 1, self.page_size))
-        states = None
+            kinds.append(WindowGroup(window, self.num_pages + 1, num_parts + 1, self.page_size))
         if self.num_states is not None:
-            states = StateSlots(self.num_pages + 1, self.max_running, self.num_states, self.page_size)
-        return GroupedAllocator(self.num_pages + 1, groups, states, has_layers=self.has_full_layers)
+            kinds.append(StateSlots(self.num_pages + 1, self.max_running, self.num_states, self.page_size))
+        return GroupedAllocator(self.num_pages + 1, kinds, has_layers=self.has_full_layers)
 
     @property
     def vision(self) -> VisionShape | None:
@@ -378,8 +369,7 @@ class SimulatedEngine:
         self.shape = shape
         self.model = model or TokenModel()
         self.allocator = shape.allocator()
-        kinds = kinds_of(self.allocator)
-        self.cache = RadixCache(shape.page_size, self.allocator, kinds=kinds, enabled=shape.has_cache)
+        self.cache = RadixCache(shape.page_size, self.allocator, enabled=shape.has_cache)
         buckets = make_test_buckets(
             shape.max_running, shape.chunk, has_decode=shape.has_decode, shares_prefixes=shape.shares_prefixes
         )

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from jsg.config import POLICIES
 from jsg.sched.batch import Proposal
 from jsg.sched.drafts import MOST_AGAIN
 from jsg.types import Request, SamplingParams
@@ -11,7 +12,7 @@ from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.token_model import VOCAB, TokenModel, prefix_hashes
 
 
-def make_engine(num_states: int = 8, **knobs: int | float | bool) -> SimulatedEngine:
+def make_engine(num_states: int = 8, **knobs: int | float | bool | str) -> SimulatedEngine:
     shape = {"num_pages": 500, "context_length": 400, "max_running": 4, "chunk": 256} | knobs
     return SimulatedEngine(EngineShape(num_states=num_states, **shape), TokenModel(broken_every=10**9))  # pyright: ignore[reportArgumentType]
 
@@ -49,6 +50,37 @@ def test_a_prefix_gets_a_state_where_a_second_prompt_parts_from_the_first():
 def test_requests_that_wait_together_compute_what_they_share_once():
     engine, stem = make_engine(), prompt(100)
     assert found(engine, *(asked(f"r{i}", (*stem, i, *prompt(40, seed=i + 2))) for i in range(4))) == [0, 100, 100, 100]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_waits_for_a_state_lets_others_pass(policy: str):
+    engine, stem = make_engine(policy=policy), prompt(100)
+    first, second = (asked(f"r{i}", (*stem, i, *prompt(40, seed=i + 2)), snapshot_at=(100,)) for i in range(2))
+    others = [asked(f"other {i}", prompt(30, seed=i + 7)) for i in range(2)]
+    for request in (first, second, *others):
+        engine.add(request)
+    engine.step()
+    admitted = {running.request.rid for running in engine.scheduler.running}
+    assert len(admitted & {"r0", "r1"}) == 1 and admitted > {"other 0", "other 1"}
+    engine.abort("r1" if "r0" in admitted else "r0")
+    engine.add(asked("again", second.input_ids))
+    engine.run_until_idle()
+    assert engine.answers["again"].cached_tokens >= 100
+
+
+def test_who_waits_for_a_state_is_passed_by_no_more_than_the_bound():
+    engine, stem = make_engine(policy="fcfs", chunk=60, max_bypass_tokens=20), prompt(100)
+    points = {"snapshot_at": (30, 60, 100)}
+    first, second = (asked(f"r{i}", (*stem, i, *prompt(40, seed=i + 2)), **points) for i in range(2))
+    for request in (first, second, *(asked(f"other {i}", prompt(30, seed=i + 7)) for i in range(8))):
+        engine.add(request)
+    engine.step()
+    rids = [running.request.rid for running in engine.scheduler.running]
+    assert rids == ["r0", "other 0"]
+    engine.step()
+    assert [running.request.rid for running in engine.scheduler.running] == rids, "it was passed by 30"
+    engine.run_until_idle()
+    assert engine.answers["r1"].cached_tokens == 100
 
 
 @pytest.mark.parametrize("drops", [False, True])

@@ -1,9 +1,12 @@
 """A client that reads slowly or leaves costs the event loop no more than one that reads."""
 
 import asyncio
+import contextlib
 import copy
 import functools
+import gc
 import json
+import weakref
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
 
@@ -70,6 +73,24 @@ def prompt(last_token: int = 0, num_tokens: int = 1, **sampling: Any) -> Prompt:
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("ends", ["whole", "failed", "left"])
+def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: str):
+    async def run() -> weakref.ref:
+        generation = await make_generator(tokenizer).begin(CALL, [prompt(int(ends == "failed"), n=2)])
+        with contextlib.suppress(JsgError):
+            async with contextlib.aclosing(generation.run()) as deltas:
+                async for _ in deltas:
+                    if ends == "left":
+                        break
+        return weakref.ref(generation)
+
+    gc.disable()
+    try:
+        assert asyncio.run(run())() is None
+    finally:
+        gc.enable()
 
 
 def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):

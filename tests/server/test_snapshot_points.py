@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import jsg
-from jsg.processing.snapshot_points import point_before
+from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.snapshot_points import PlacedText, point_before
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
 from tests.processing.chat_templates import STYLES
@@ -32,6 +33,8 @@ DROPPING = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}
 {%- if no_thoughts %}{{- '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}
 """
+CALLING = "{% set role = 'tool' %}{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + DROPPING
+CACHE = {"type": "ephemeral"}
 REFUSING = "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}{{ messages[0].content }}<|im_end|>"
 
 
@@ -82,18 +85,56 @@ def test_where_thoughts_are_dropped_it_is_in_front_of_them(tmp_path: Path, kwarg
     assert prompt.input_ids[prompt.turn_end - 1] == 256
 
 
-def test_in_a_loop_of_calls_it_is_at_the_last_result_and_behind_the_question(tmp_path: Path):
+@pytest.mark.parametrize("question", ["Weather?", "old", " Weather?\n", "a <|im_end|> b", "rain", ""])
+def test_in_a_loop_of_calls_it_is_at_the_last_result_and_behind_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
+):
+    """The question is found in the rendered text where the template writes it as it is, nothing is rendered twice."""
     chat = chat_of(tmp_path, DROPPING)
-    asked = [user("old"), assistant("older"), user("Weather?")]
+    asked = [user("old"), assistant("older"), user(question)]
+    chat.prompt([*asked, CALLED, SAID])
+    rendered, render = [], ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", lambda *args, **given: rendered.append(1) or render(*args, **given))
     looped = chat.prompt([*asked, CALLED, SAID, CALLED, SAID])
-    [question], result = looped.snapshot_at, looped.turn_end
+    assert len(rendered) == 1 + (question not in ("Weather?", "old", "a <|im_end|> b"))
+    [point], result = looped.snapshot_at, looped.turn_end
     on = chat.prompt([*asked, CALLED, SAID, CALLED, SAID, CALLED, SAID]).input_ids
     agree = num_common(looped.input_ids, on)
     assert agree - MOST_LOST <= result <= agree
     turn = chat.prompt([*asked, CALLED, SAID, CALLED, SAID, assistant("Rain."), user("Thanks")]).input_ids
     agree = num_common(looped.input_ids, turn)
-    assert agree - MOST_LOST <= question <= agree < result
-    assert question == chat.prompt(asked).turn_end, "its own first request has kept it already"
+    assert agree - MOST_LOST <= point <= agree < result
+    assert point == chat.prompt(asked).turn_end, "its own first request has kept it already"
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_place_in_a_content_is_a_point(tmp_path: Path, style: str):
+    """At the end of a text, in it and in front of it, whatever white space is there, and among special tokens."""
+    chat = chat_of(tmp_path, STYLES[style].source)
+    text = "  Remember <|im_end|> this and that, for it is what all of us have to know of it. Who are you? \n"
+    begin = [user("x" * 40), assistant("Yes.")]
+    for place, least in ((text.index(" Who"), text.index("it. ")), (0, 0), (len(text), text.index("you"))):
+        asked = [*begin, user(PlacedText(text, (place,))), assistant("No. " * 20), user("Really? " * 20)]
+        plain = [*begin, user(text), *asked[3:]]
+        prompt, unmarked = chat.prompt(asked), chat.prompt(plain)
+        assert dataclasses.replace(prompt, snapshot_at=()) == unmarked, "nothing else changes"
+        [point] = prompt.snapshot_at
+        shown = chat._tokenizer.decode(prompt.input_ids[:point], skip_special_tokens=False)
+        start = shown.rfind("Yes.") if not place else shown.rfind("Remember") - 2
+        assert start >= 0 and least - MOST_LOST <= len(shown) - start <= len(text) + MOST_LOST, shown
+
+
+def test_few_places_count_and_none_near_the_end_of_the_turn_or_in_an_empty_content(tmp_path: Path):
+    chat = chat_of(tmp_path, DROPPING)
+    many = user(PlacedText("x" * 400, (50, 100, 150, 200, 250, 300)))
+    asked = [user(PlacedText("", (0,) * 100)), assistant("On"), many, assistant("On"), user("Why?")]
+    prompt = chat.prompt(asked)
+    assert len(prompt.snapshot_at) == 4 and prompt.turn_end - prompt.snapshot_at[-1] > 100
+    assert [b - a for a, b in itertools.pairwise(prompt.snapshot_at)] == [50] * 3
+    assert chat.prompt([*asked[:-1], user(PlacedText("Why?"))]).snapshot_at == prompt.snapshot_at[1:]
+    assert chat.prompt(asked[:1]).snapshot_at == ()
+    no_states = ChatPrompt(chat._tokenizer)
+    assert no_states.prompt([many]).snapshot_at == ()
 
 
 @pytest.mark.parametrize("template", [STYLES["chatml"].source, DROPPING])
@@ -214,6 +255,37 @@ class TestEndpoints:
             answer = server.http.post(path, json=body)
             assert answer.status_code == 200, answer.text
             assert {request.snapshot_at for request in server.engine.requests} == points, path
+
+    @pytest.mark.parametrize("caches_states", [True, False])
+    def test_marks_of_clients(self, tmp_path: Path, caches_states: bool):
+        """Anthropic's `cache_control`, and what OpenAI's clients send in its place."""
+        write_byte_tokenizer(tmp_path, CALLING)
+        info = dataclasses.replace(INFO, caches_states=caches_states)
+        server, end = ScriptedServer(tmp_path, info=info, tool_call_parser="hermes"), {"cache_control": CACHE}
+        system, more = {"type": "text", "text": "Be brief. " * 5 + "So!"}, {"type": "text", "text": "And how? " * 8}
+        tools = [{"name": name, "input_schema": {"type": "object", "properties": {}}} for name in "fg"]
+        called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+        result = {"type": "tool_result", "tool_use_id": "a", "content": "It is this. " * 5 + "Yes!"}
+        chat = [user("What is it? " * 5), assistant("On"), user("It is this. " * 5)]
+        looped = [chat[0], called, {"role": "user", "content": [result | end, more]}]
+        tooled = {"system": [system], "messages": chat, "tools": [tools[0], tools[1] | end]}
+        other = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+        for path, body, before in (
+            ("/v1/messages", {"system": [system | end, more], "messages": chat}, "So!"),
+            ("/v1/messages", tooled, "user\n"),
+            ("/v1/messages", {"messages": looped, "tools": tools}, "Yes!"),
+            ("/v1/chat/completions", {"messages": [{"role": "system", "content": [system | end, more]}, *chat]}, "So!"),
+            ("/v1/chat/completions", {"messages": [user(""), {**chat[0], "content": [system | other, more]}]}, "So!"),
+        ):
+            answer = server.http.post(path, json={"model": "fake", "max_tokens": 4, **body})
+            assert answer.status_code == 200 and "x-jsg-warnings" not in answer.headers, answer.text
+            points, place = server.request.snapshot_at, server.prompt.index(before) + len(before)
+            to_place = len(server.tokenizer.encode(server.prompt[:place]))
+            assert any(to_place - 16 <= point <= to_place for point in points) == caches_states, (path, points)
+            assert len(points) <= caches_states * (2 if body.get("messages") is looped else 1)
+        body = {"model": "fake", "max_tokens": 4, "messages": chat, "cache_control": CACHE}
+        server.http.post("/v1/messages", json=body)
+        assert server.request.snapshot_at == () and bool(server.request.turn_end) == caches_states
 
     def test_the_runs_of_a_posted_program(self, tokenizer_dir: Path):
         server = self.served(tokenizer_dir)

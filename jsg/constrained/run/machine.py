@@ -490,6 +490,7 @@ class Machine:
         if which == OUT_OF_FUEL:
             self._spend(0)
         if which == TOO_MUCH_WORK or (which == HEADS and self._memory.counters[MAX_HEADS] >= limits.heads):
+            self._memory.counters[FULL] = TOO_MUCH_WORK  # no room would help
             raise GrammarError(
                 f"a text may be read in at most {limits.heads} ways at once, but this one can be read in more; make "
                 "the grammar less ambiguous"

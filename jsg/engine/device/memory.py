@@ -13,10 +13,9 @@ from jsg.engine.device.pool_sizes import WindowPool, pool_sizes
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS, QUERY_TILE
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.latent_spec import LatentSpec
-from jsg.models.mamba_spec import MambaSpec
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.models.state_specs import DeltaSpec, MambaSpec
 from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 from jsg.window import Window
@@ -217,7 +216,7 @@ def _kept_by_block(mlp: FeedForwardSpec | ExpertsSpec, width: int, products: int
     inner = mlp.inner // num_devices
     if not isinstance(mlp, ExpertsSpec):
         return products * inner
-    shared = 0 if mlp.shared is None else mlp.shared.block.inner // num_devices
+    shared = 0 if mlp.shared is None else mlp.shared.inner // num_devices
     routed = mlp.router.choice.per_token * ((products - 1) * inner + max(inner, width))
     return max(products * shared, routed + shared)
 

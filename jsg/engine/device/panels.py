@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import PANEL_WIDTH, TOGETHER, Panels
 from jsg.models.in_place import empty
 from jsg.models.layers import Embedding
-from jsg.models.quantise import Quantised
 
 
 def lay_out(model: nnx.Module) -> None:
@@ -23,26 +23,52 @@ def lay_out(model: nnx.Module) -> None:
     """
     tables = {id(module.table) for _, module in nnx.iter_graph(model) if isinstance(module, Embedding)}
     for _, param in nnx.iter_graph(model):
-        if isinstance(param, nnx.Param) and param.get_metadata("is_kernel"):
-            param.set_value(_laid_out(param.get_value(), is_table=id(param) in tables))
+        if isinstance(param, nnx.Param):
+            value, is_kernel = param.get_value(), param.get_metadata("is_kernel")
+            if is_kernel or (isinstance(value, Quantised) and value.axis == 1):
+                param.set_value(
+                    _laid_out(value, is_table=id(param) in tables, count=1 if is_kernel else len(value.values))
+                )
 
 
 _Kernel = jax.Array | jax.ShapeDtypeStruct | Quantised
 
 
-def _laid_out(value: _Kernel, *, is_table: bool) -> _Kernel | Panels:
-    """A kernel [D, *out], or a table [out, D], in panels."""
-    numbers, scale = value if isinstance(value, Quantised) else (value, None)
-    depth = numbers.shape[-1] if is_table else numbers.shape[0]
-    together = TOGETHER.get(str(numbers.dtype))
-    if together is None or numbers.size // depth % PANEL_WIDTH or depth % together:
+def _laid_out(value: _Kernel, *, is_table: bool, count: int = 1) -> _Kernel | Panels:
+    """A kernel [D, *out], a table [out, D], or the kernels of several experts [E, D, F], in panels."""
+    numbers, form = (value.values, value.form) if isinstance(value, Quantised) else (value, None)
+    axis = -1 if is_table else value.axis if isinstance(value, Quantised) else 0
+    depth = numbers.shape[axis]
+    together = TOGETHER.get(form.numbers if form else str(numbers.dtype))
+    if together is None or numbers.size // depth // count % PANEL_WIDTH or depth % together:
         return value
-    laid_out = _in_panels(numbers, depth, together, is_table=is_table)
-    return Panels(laid_out, None if scale is None else _in_panels(scale, scale.shape[0], 1, is_table=False))
+    laid_out = _in_panels(numbers, depth, together, count, is_table=is_table)
+    if not isinstance(value, Quantised):
+        return Panels(laid_out)
+    is_whole = value.form.group is None and value.zero is None
+    beside = (None if is_whole else value.scale, value.zero, _of_columns(value, is_whole=is_whole))
+    scale, zero, factor = (
+        None if each is None else _in_panels(each, each.shape[axis], 1, count, is_table=False) for each in beside
+    )
+    return Panels(laid_out, form, scale, zero, factor, value.order)
 
 
-def _in_panels(numbers: Any, depth: int, together: int, *, is_table: bool) -> Any:
-    """An array, or the shape of one, with `depth` numbers in each column, of which `together` stay side by side."""
+def _of_columns(kernel: Quantised, *, is_whole: bool) -> Any:
+    """What multiplies the sum of each column, in float32, or the shape of that; None for nothing."""
+    if not is_whole and kernel.factor is None:
+        return None
+    shape = tuple(1 if axis == kernel.axis else length for axis, length in enumerate(kernel.scale.shape))
+    if isinstance(kernel.scale, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, np.float32)
+    scale = np.asarray(kernel.scale if is_whole else np.ones(shape), np.float32)
+    return scale if kernel.factor is None else scale * np.asarray(kernel.factor)
+
+
+def _in_panels(numbers: Any, depth: int, together: int, count: int, *, is_table: bool) -> Any:
+    """An array, or the shape of one, with `depth` numbers in each column, of which `together` stay side by side.
+
+    With several experts, those of each are side by side.
+    """
     shape = (numbers.size // depth // PANEL_WIDTH, depth // together, PANEL_WIDTH, together)
     if isinstance(numbers, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, numbers.dtype)
@@ -50,5 +76,6 @@ def _in_panels(numbers: Any, depth: int, together: int, *, is_table: bool) -> An
     if is_table:
         laid_out[...] = stored.reshape(-1, PANEL_WIDTH, depth // together, together).transpose(0, 2, 1, 3)
     else:
-        laid_out[...] = stored.reshape(depth // together, together, -1, PANEL_WIDTH).transpose(2, 0, 3, 1)
+        columns = stored.reshape(count, depth // together, together, -1, PANEL_WIDTH)
+        laid_out.reshape(count, -1, *shape[1:])[...] = columns.transpose(0, 3, 1, 4, 2)
     return jax.device_put(laid_out)

@@ -391,6 +391,7 @@ class Constraints:
             if token in request.sampling.stop_token_ids and constraint.num_accepted >= request.sampling.min_new_tokens:
                 del tokens[count:]  # the stop token ends the request, even if it was a draft
                 break
+        masker.commit()
         if constraint.jump != "off":
             constraint.num_unforced = 0 if masker.forced_bytes() else constraint.num_unforced + len(tokens)
         num_taken = sum(map(operator.eq, entry.drafts, tokens)) if entry.num_drafts else 0

@@ -183,4 +183,6 @@ class GrammarStore:
     def _drop_machine(self, grammar: StoredGrammar) -> None:
         del self._machines[grammar.key]
         self._machine_bytes -= grammar.num_bytes
+        assert grammar.machine is not None, "there is something to drop"
+        grammar.machine.cut()
         grammar.machine, grammar.num_bytes, grammar.least_bytes = None, 0, 0

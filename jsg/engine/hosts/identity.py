@@ -13,6 +13,7 @@ from pathlib import Path
 import jsg
 from jsg.config import EngineConfig, option
 from jsg.errors import ConfigError
+from jsg.gguf.folder import LINK
 from jsg.models.orbax_checkpoint import FOLDER, MANIFEST
 
 PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -24,7 +25,7 @@ OWN_KNOBS = frozenset(
 )
 """Options that name something of one host. The compile cache is compared by a name that lies in its directory."""
 CONFIG_FILES = ("config.json", "generation_config.json")
-WEIGHT_FILES = ("*.safetensors", MANIFEST)
+WEIGHT_FILES = ("*.safetensors", MANIFEST, f"{LINK}*")
 MISSING = "missing"
 CACHE_NAME = "shared-by-hosts"
 SAMPLES, SAMPLE_BYTES = 64, 4096

@@ -100,6 +100,7 @@ class Engine:
         namespace: str = "",
         priority: int = 0,
         return_cache_info: bool = False,
+        turn_end: int = 0,
     ) -> Any:
         """Continues one prompt or several.
 
@@ -116,8 +117,8 @@ class Engine:
                 all frames of a tuple.
             stream: Return an iterator over the results so far instead.
             return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-                return_cache_info: As in `types.Request`. Without `return_logprob` the other log-probabilities ask for
-                nothing. With `max_new_tokens` 0 the alternatives are those for the next token.
+                return_cache_info, turn_end: As in `types.Request`. Without `return_logprob` the other log-probabilities
+                ask for nothing. With `max_new_tokens` 0 the alternatives are those for the next token.
             return_text_in_logprobs: Report the text of each scored token too.
 
         Returns:
@@ -132,7 +133,7 @@ class Engine:
             prompt, sampling_params, input_ids, image_data, video_data, num_frames,
             return_logprob=return_logprob, logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
-            priority=priority, return_cache_info=return_cache_info,
+            priority=priority, return_cache_info=return_cache_info, turn_end=turn_end,
         )  # fmt: skip
         tables = self._grammars.tables(self._grammars_of(answers))
         texts = self.tokenizer if return_text_in_logprobs else None
@@ -302,7 +303,7 @@ class Engine:
         made = [
             Prompt(
                 rid=f"offline-{next(self._numbers)}",
-                **encoded.fields,
+                **(encoded.fields | fields),
                 **asked(
                     sampling,
                     self.info.max_request_tokens - len(encoded.input_ids),
@@ -311,7 +312,6 @@ class Engine:
                     top_logprobs_num=top_logprobs_num,
                     token_ids_logprob=token_ids_logprob,
                 ),
-                **fields,
             )
             for encoded, sampling in zip(prompts, samplings, strict=True)
         ]

@@ -50,15 +50,16 @@ FEW_ROWS, MANY_ROWS = _Block(4, (4,)), _Block(2, (4, 5))
 """For up to `ROWS` rows, and for more."""
 
 
-def can_multiply(depth: int, kind: str) -> bool:
-    """Whether the matrix unit multiplies bfloat16 rows with a kernel of this type of so many inputs."""
-    return kind in ("bfloat16", "int8", "uint8") and depth % DEPTH == 0 and amx.is_available()
+def can_multiply(depth: int, types: Types) -> bool:
+    """Whether the matrix unit multiplies bfloat16 rows with a kernel of these types of so many inputs."""
+    is_read = (types.kernel in ("bfloat16", "int8", "e4m3") and types.scale is None) or types.is_exact
+    return is_read and depth % DEPTH == 0 and amx.is_available()
 
 
 def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
     """All rows times `width` panels from the first one on."""
     num_rows, depth = buffers[0].sizes
-    scratch = function.allocated(depth * (2 * LANES * FEW_ROWS.panels)) if types.has_scale else None
+    scratch = function.allocated(depth * (2 * LANES * FEW_ROWS.panels)) if types.is_short else None
     amx.configure(function, num_rows)
 
     def emit_group(block: _Block, start: Value, end: Value, panel: Value, panels: int) -> None:
@@ -205,7 +206,8 @@ def _finish(types: Types, function: Function, buffers: list[Buffer], tile: int, 
     amx.store(function, tile, sums, PANEL_BYTES)
     result_bytes = buffers[1].sizes[0] * types.result_bytes
     target = function.address(buffers[-1].data, row * result_bytes + panel * types.result_bytes)
-    factor = Panel.at(function, types, buffers, panel).factor(function, types)
+    address = Panel.at(function, types, buffers, panel).factor
+    factor = None if address is None else load_panel(function, address, 0)
     with function.loop(function.smaller(buffers[0].sizes[0], function.constant(ROWS))) as line:
         total = load_panel(function, sums, line * PANEL_BYTES)
         function.store_as(types.result, total if factor is None else total * factor, target, line * result_bytes)

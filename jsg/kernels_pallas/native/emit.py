@@ -9,8 +9,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, cast
 
+import numpy as np
 from llvmlite import ir
 
+from jsg.kernels_pallas.form import NUMBERS_OF_4_BITS
 from jsg.kernels_pallas.inputs import PANEL_WIDTH
 from jsg.kernels_pallas.native import library
 
@@ -312,14 +314,32 @@ class Function:
         return Value(self, self.builder.call(scale, [curve.ir, power.ir, curve.ir, every, rounding]))
 
     def floats(self, kind: str, address: Value, offset: Value | int = 0) -> Value:
-        """`LANES` numbers of a kind in memory, "float32", "bfloat16" or "int8", as float32, all without rounding."""
+        """`LANES` numbers in memory as float32, all without rounding.
+
+        Args:
+            kind: "float32", "bfloat16", "float16", "int8", or in 8 bits "e4m3" and "e8m0", without NaN.
+            address: Where they are.
+            offset: How many bytes behind it.
+        """
         if kind == "float32":
             return self.load(vector(FLOAT), address, offset)
         if kind == "bfloat16":
             bits = self.builder.zext(self.load(vector(INT16), address, offset).ir, vector(INT32))
             return self._upper_half(self.builder.shl(bits, self._bits(16)))
-        wide = self.builder.sext(self.load(vector(BYTE), address, offset).ir, vector(INT32))
-        return Value(self, self.builder.sitofp(wide, vector(FLOAT)))
+        if kind == "float16":
+            return self._halves(self.load(vector(INT16), address, offset).ir)
+        stored = self.load(vector(BYTE), address, offset).ir
+        if kind == "e8m0":  # the bits of an exponent
+            return self._upper_half(self.builder.shl(self.builder.zext(stored, vector(INT32)), self._bits(23)))
+        if kind == "e4m3":  # float16 with a smaller exponent. What is subnormal stays so, and is converted as well.
+            moved = self.builder.shl(self.builder.sext(stored, vector(INT16)), ir.Constant(vector(INT16), [7] * LANES))
+            return self._halves(self.builder.and_(moved, ir.Constant(vector(INT16), [0xBF80] * LANES))) * 256.0
+        return Value(self, self.builder.sitofp(self.builder.sext(stored, vector(INT32)), vector(FLOAT)))
+
+    def _halves(self, bits: ir.Value) -> Value:
+        """`LANES` float16 of these bits, as float32."""
+        halves = self.builder.bitcast(bits, vector(ir.HalfType()))
+        return Value(self, self.builder.fpext(halves, vector(FLOAT)))
 
     def float_pairs(self, address: Value, offset: Value | int = 0) -> tuple[Value, Value]:
         """The first and the second numbers of `LANES` pairs of bfloat16, as float32."""
@@ -327,22 +347,56 @@ class Function:
         first, second = self.builder.shl(pairs, self._bits(16)), self.builder.and_(pairs, self._bits(-(1 << 16)))
         return self._upper_half(first), self._upper_half(second)
 
-    def nibbles(self, address: Value, offset: Value | int = 0) -> Iterator[Value]:
-        """Eight vectors of float32, of int32 lanes in memory whose 4 bits each, the lowest first, mean a number + 8."""
+    def nibbles(self, kind: str, address: Value, offset: Value | int = 0) -> Iterator[Value]:
+        """Eight vectors of float32, of int32 lanes in memory whose 4 bits each, the lowest first, are codes of a kind.
+
+        See `NUMBERS_OF_4_BITS`.
+        """
         bits = self.load(vector(INT32), address, offset).ir
         if library.has_long_registers() and library.has_avx512():
             # An instruction takes the lowest 4 bits of each lane as an index.
-            kind = ir.FunctionType(vector(FLOAT), [vector(FLOAT), vector(INT32)])
-            look_up = self.external("llvm.x86.avx512.permvar.sf.512", kind)
-            numbers = ir.Constant(vector(FLOAT), [float(stored - 8) for stored in range(LANES)])
+            take = self.external(
+                "llvm.x86.avx512.permvar.sf.512", ir.FunctionType(vector(FLOAT), [vector(FLOAT), vector(INT32)])
+            )
+            numbers = ir.Constant(vector(FLOAT), NUMBERS_OF_4_BITS[kind])
             for place in range(8):
                 shifted = self.builder.lshr(bits, self._bits(4 * place))
-                yield Value(self, self.builder.call(look_up, [numbers, shifted]))
+                yield Value(self, self.builder.call(take, [numbers, shifted]))
+            return
+        if kind == "e2m1":  # as `floats` does with numbers in 8 bits
+            for place in range(8):
+                code = self.builder.trunc(self.builder.lshr(bits, self._bits(4 * place)), vector(INT16))
+                size, sign = (
+                    self.builder.and_(
+                        self.builder.shl(code, ir.Constant(vector(INT16), [moved] * LANES)),
+                        ir.Constant(vector(INT16), [mask] * LANES),
+                    )
+                    for moved, mask in ((9, 0x0E00), (12, 0x8000))
+                )
+                yield self._halves(self.builder.or_(size, sign)) * 16384.0
             return
         signed = self.builder.xor(bits, self._bits(-0x77777778))  # the highest of each 4 bits becomes a sign
         for place in range(8):
             number = self.builder.ashr(self.builder.shl(signed, self._bits(28 - 4 * place)), self._bits(28))
             yield Value(self, self.builder.sitofp(number, vector(FLOAT)))
+
+    def nibble_pairs(self, kind: str, address: Value, offset: Value | int = 0) -> Iterator[Value]:
+        """The same as four vectors of pairs of bfloat16, by instructions of AVX-512."""
+        bits = self.load(vector(INT32), address, offset).ir
+        words = ir.VectorType(INT16, 2 * LANES)
+        take = self.external("llvm.x86.avx512.permvar.hi.512", ir.FunctionType(words, [words, words]))
+        codes = [int(np.float32(number).view(np.uint32)) >> 16 for number in NUMBERS_OF_4_BITS[kind]]
+        numbers = ir.Constant(words, codes * 2)  # an index has 5 bits, of which the highest may be anything
+        for place in range(4):
+            low = self.builder.and_(self.builder.lshr(bits, self._bits(8 * place)), self._bits(0xFFFF))
+            high = (
+                self.builder.shl(bits, self._bits(12 - 8 * place))
+                if place < 2
+                else self.builder.lshr(bits, self._bits(8 * place - 12))
+            )
+            index = self.builder.or_(low, self.builder.and_(high, self._bits(-(1 << 16))))
+            found = self.builder.call(take, [numbers, self.builder.bitcast(index, words)])
+            yield Value(self, self.builder.bitcast(found, vector(INT32)))
 
     def store_as(self, kind: str, numbers: Value, address: Value, offset: Value | int = 0) -> None:
         """Writes float32 as "float32" or "bfloat16", rounded to the nearest, and to even where two are as near.

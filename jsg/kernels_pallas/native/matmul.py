@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from llvmlite import ir
 
-from jsg.kernels_pallas.inputs import SCALE_GROUP, Panels
+from jsg.kernels_pallas.inputs import Panels
 from jsg.kernels_pallas.native import amx_matmul, pairs_matmul
 from jsg.kernels_pallas.native.calls import Buffer, Kernel, emit_handler
-from jsg.kernels_pallas.native.emit import LANES, Function, Value, Variable
+from jsg.kernels_pallas.native.emit import INT32, LANES, Function, Value
 from jsg.kernels_pallas.native.library import registered
 from jsg.kernels_pallas.native.tiles import (
     Panel,
     Types,
+    emit_group_sums,
     emit_product,
     emit_results,
     emit_sums,
@@ -29,37 +30,101 @@ from jsg.kernels_pallas.native.tiles import (
 
 ITEM_PANELS = 12
 """Panels of an item: enough that a thread seldom asks for work, few enough that threads end together."""
-
+SHORT_NAMES = {"float8_e4m3fn": "e4m3", "float8_e8m0fnu": "e8m0"}
+"""Types of scales in 8 bits, as `Function.floats` names them."""
 
 EmitItem = Callable[[Types, Function, list[Buffer], Value, Value], None]
 """Emits all rows times some panels, given the buffers, the first panel and the number of panels."""
 
 
-def matmul(x: Float[Array, "T D"], kernel: Panels, result: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "T F"]:
+def matmul(
+    x: Float[Array, "T D"],
+    kernel: Panels,
+    result: jax.typing.DTypeLike = jnp.float32,
+    sizes: Int[Array, " E"] | None = None,
+) -> Float[Array, "T F"]:
     """See `ops.matmul`."""
-    values, scale = kernel
-    kind, variant, emit_item = str(values.dtype), "plain", _emit_item
-    if x.dtype == jnp.bfloat16 and amx_matmul.can_multiply(x.shape[1], kind):
+    types, variant, emit_item = types_of(kernel, result), "plain", _emit_item
+    if x.dtype == jnp.bfloat16 and amx_matmul.can_multiply(x.shape[1], types):
         variant, emit_item = (
             ("few", amx_matmul.emit_item_of_few) if len(x) <= amx_matmul.MAX_FEW else ("amx", amx_matmul.emit_item)
         )
-    elif x.dtype == jnp.bfloat16 and pairs_matmul.can_multiply(x.shape[1], kind):
+    elif x.dtype == jnp.bfloat16 and pairs_matmul.can_multiply(x.shape[1], types):
         variant, emit_item = "pairs", pairs_matmul.emit_item
-    types = Types(kind, "bfloat16" if result == jnp.bfloat16 else "float32")
-    name = registered(f"jsg_matmul_{variant}_{kind}_{types.result}", functools.partial(_emit, types, emit_item))
-    shape = jax.ShapeDtypeStruct((len(x), values.shape[0] * LANES), types.result)
-    factors = () if scale is None else (scale,)
+    name, count, starts = f"jsg_matmul_{variant}_{types.name}", 1, None
+    if sizes is not None:
+        name, count = name.replace("matmul", "experts"), len(sizes)
+        starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(sizes, dtype=jnp.int32)])
+    name = registered(name, functools.partial(_emit, types, emit_item, of_experts=sizes is not None))
+    shape = jax.ShapeDtypeStruct((len(x), kernel.values.shape[0] // count * LANES), types.result)
+    x = x if kernel.order is None else x[:, kernel.order]
     rows = x if variant in ("amx", "pairs") else x.astype(jnp.float32)
-    return jax.ffi.ffi_call(name, shape)(rows, values, *factors).astype(result)
+    zero = () if kernel.scale is None or kernel.zero is None else (kernel.zero, _group_sums(x, kernel.scale.shape[1]))
+    arguments = [starts, rows, kernel.values, kernel.scale, *zero, kernel.factor]
+    return jax.ffi.ffi_call(name, shape)(*(each for each in arguments if each is not None)).astype(result)
 
 
-def _emit(types: Types, emit_item: EmitItem, module: ir.Module, name: str) -> None:
-    ranks = (2, 4, 4, 2) if types.has_scale else (2, 4, 2)
-    emit_handler(module, Kernel(name, ranks, 1, _num_items, functools.partial(_emit_part, types, emit_item)))
+def types_of(kernel: Panels, result: jax.typing.DTypeLike) -> Types:
+    """The types of a product with a kernel."""
+    form, scale, group = kernel.form, None, None
+    if form is not None and kernel.scale is not None:
+        scale, group = SHORT_NAMES.get(form.scale, form.scale), form.group
+    return Types(
+        kernel.kind,
+        "bfloat16" if result == jnp.bfloat16 else "float32",
+        group,
+        scale,
+        kernel.zero is not None,
+        kernel.factor is not None,
+        form is not None and form.is_exact,
+    )
+
+
+def _group_sums(x: Float[Array, "T D"], groups: int) -> Float[Array, "T groups"]:
+    """The sum of each group of a row, by halves: in an order that does not depend on the number of rows."""
+    sums = x.astype(jnp.float32).reshape(len(x), groups, -1)
+    while sums.shape[-1] % 2 == 0:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return functools.reduce(jnp.add, (sums[..., i] for i in range(sums.shape[-1])))
+
+
+def _emit(types: Types, emit_item: EmitItem, module: ir.Module, name: str, *, of_experts: bool) -> None:
+    ranks, num_items, part = types.ranks, _num_items, _emit_part
+    if of_experts:
+        ranks, num_items, part = [1, *ranks], _num_items_of_experts, _emit_part_of_expert
+    emit_handler(module, Kernel(name, ranks, 1, num_items, functools.partial(part, types, emit_item)))
 
 
 def _num_items(function: Function, buffers: list[Buffer]) -> Value:
     return (buffers[1].sizes[0] + (ITEM_PANELS - 1)) // ITEM_PANELS
+
+
+def _num_items_of_experts(function: Function, buffers: list[Buffer]) -> Value:
+    count = buffers[0].sizes[0] - 1
+    return (buffers[2].sizes[0] // count + (ITEM_PANELS - 1)) // ITEM_PANELS * count
+
+
+def _emit_part_of_expert(
+    types: Types, emit_item: EmitItem, function: Function, buffers: list[Buffer], index: Value
+) -> None:
+    """The rows of an expert times some of its panels, which lie behind those of the experts before it."""
+    starts, x, values, *beside, result = buffers
+    panels = values.sizes[0] // (starts.sizes[0] - 1)
+    items = (panels + (ITEM_PANELS - 1)) // ITEM_PANELS
+    expert = index // items
+    first = (index - expert * items) * ITEM_PANELS
+    start, end = (function.widened(function.load(INT32, starts.data, expert * 4 + 4 * i)) for i in range(2))
+    row_bytes = x.sizes[1] * (4 if emit_item in (_emit_item, amx_matmul.emit_item_of_few) else 2)
+    x = Buffer(function.address(x.data, start * row_bytes), [end - start, x.sizes[1]])
+    if types.has_zero:
+        beside[2] = Buffer(function.address(beside[2].data, start * beside[2].sizes[1] * 4), beside[2].sizes)
+    # Columns are counted from the first expert's on.
+    result = Buffer(function.address(result.data, (start - expert) * panels * types.result_bytes), result.sizes)
+    with function.when(start < end):
+        own = [x, Buffer(values.data, [panels, *values.sizes[1:]]), *beside, result]
+        width = function.smaller(panels - first, function.constant(ITEM_PANELS))
+        emit_item(types, function, own, expert * panels + first, width)
 
 
 def _emit_part(types: Types, emit_item: EmitItem, function: Function, buffers: list[Buffer], index: Value) -> None:
@@ -67,35 +132,6 @@ def _emit_part(types: Types, emit_item: EmitItem, function: Function, buffers: l
     first = index * ITEM_PANELS
     width = function.smaller(buffers[1].sizes[0] - first, function.constant(ITEM_PANELS))
     emit_item(types, function, buffers, first, width)
-
-
-def _emit_group_sums(
-    function: Function,
-    types: Types,
-    depth: Value,
-    zeros: list[list[Value]],
-    number: Callable[[Value, int], Value],
-    read: list[Panel],
-) -> list[list[Value]]:
-    """The sums for kernels in 4 bits: each group's own sum is multiplied with its scale and added.
-
-    So an input costs no multiplication with its scale, and the sums of a group have the registers for themselves.
-    """
-    totals = [[Variable(function, start) for start in row] for row in zeros]
-    with function.loop(depth, step=SCALE_GROUP) as group:
-
-        def vectors(k: Value, p: int) -> Iterable[Value]:
-            return read[p].inputs(function, types, group + k, types.together)
-
-        def own_number(k: Value, r: int) -> Value:
-            return number(group + k, r)
-
-        sums = emit_sums(function, SCALE_GROUP, zeros, own_number, vectors, types.together)
-        for p, panel in enumerate(read):
-            factor = panel.group_factor(function, group)
-            for row, own in zip(totals, sums, strict=True):
-                row[p].set(function.fused(own[p], factor, row[p].get()))
-    return [[total.get() for total in row] for row in totals]
 
 
 def _emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
@@ -115,10 +151,10 @@ def _emit_item(types: Types, function: Function, buffers: list[Buffer], first: V
         def number(k: Value, r: int) -> Value:
             return load_number(function, at[r], k * 4)
 
-        zeros = [[function.zeros()] * panels] * rows
-        if types.kernel == "uint8":
-            sums = _emit_group_sums(function, types, depth, zeros, number, read)
+        if types.scale is not None:
+            sums = emit_group_sums(function, types, buffers, read, row, rows, number, vectors, types.together)
         else:
+            zeros = [[function.zeros()] * panels] * rows
             sums = emit_sums(function, depth, zeros, number, vectors, types.together)
         emit_results(function, types, buffers, read, sums, row, column)
 

@@ -6,11 +6,20 @@ not depend on the batch.
 """
 
 import functools
+from collections.abc import Iterable
 
 from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.calls import Buffer
 from jsg.kernels_pallas.native.emit import LANES, Function, Value
-from jsg.kernels_pallas.native.tiles import Panel, Types, emit_product, emit_results, emit_sums, load_pair
+from jsg.kernels_pallas.native.tiles import (
+    Panel,
+    Types,
+    emit_group_sums,
+    emit_product,
+    emit_results,
+    emit_sums,
+    load_pair,
+)
 
 MAX_FEW = 8
 """Rows for which kernels in 8 or 4 bits are converted where they are used. For more rows they are converted once."""
@@ -19,9 +28,9 @@ FEW_TILES, MANY_TILES = ((8, 3), (4, 6), (2, 6), (1, 6)), ((8, 3), (4, 3), (2, 3
 MANY_PANELS = 3
 
 
-def can_multiply(depth: int, kind: str) -> bool:
-    """Whether this processor multiplies bfloat16 rows with a kernel of this type of so many inputs as pairs."""
-    return kind in ("bfloat16", "int8", "uint8") and depth % 2 == 0 and library.multiplies_pairs()
+def can_multiply(depth: int, types: Types) -> bool:
+    """Whether this processor multiplies bfloat16 rows with a kernel of these types of so many inputs as pairs."""
+    return types.kernel != "float32" and depth % 2 == 0 and library.multiplies_pairs()
 
 
 def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Value, width: Value) -> None:
@@ -31,7 +40,7 @@ def emit_item(types: Types, function: Function, buffers: list[Buffer], first: Va
         tile = functools.partial(_emit_tile, types, function, buffers, first, None)
         emit_product(function, num_rows, width, tile, FEW_TILES)
     with function.when(function.constant(MAX_FEW) < num_rows):
-        scratch = function.allocated(depth * (2 * LANES * MANY_PANELS)) if types.has_scale else None
+        scratch = function.allocated(depth * (2 * LANES * MANY_PANELS)) if types.is_short else None
         with function.loop(width, step=MANY_PANELS) as group:
             panels = function.smaller(width - group, function.constant(MANY_PANELS))
             if scratch is not None:
@@ -73,16 +82,21 @@ def _emit_tile(
     if scratch is None:
         lines, kind = read, types
     else:
-        kind = Types("bfloat16", types.result)
+        kind = types._replace(kernel="bfloat16")
         lines = [Panel(function.address(scratch, (panel + p) * (depth * (2 * LANES))), None) for p in range(panels)]
     pairs_together = max(1, kind.together // 2)
-    sums = emit_sums(
-        function,
-        depth // 2,
-        [[function.zeros()] * panels] * rows,
-        lambda k, r: load_pair(function, at[r], k),
-        lambda k, p: lines[p].pairs(function, kind, k * 2, 2 * pairs_together),
-        pairs_together,
-        Function.fused_pairs,
-    )
+
+    def number(k: Value, r: int) -> Value:
+        return load_pair(function, at[r], k)
+
+    def vectors(k: Value, p: int) -> Iterable[Value]:
+        return lines[p].pairs(function, kind, k * 2, 2 * pairs_together)
+
+    if types.sums_groups:
+        sums = emit_group_sums(
+            function, types, buffers, read, row, rows, number, vectors, pairs_together, Function.fused_pairs
+        )
+    else:
+        zeros = [[function.zeros()] * panels] * rows
+        sums = emit_sums(function, depth // 2, zeros, number, vectors, pairs_together, Function.fused_pairs)
     emit_results(function, types, buffers, read, sums, row, first + panel)

@@ -8,52 +8,88 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from jsg.kernels_pallas.inputs import SCALE_GROUP
+from jsg.kernels_pallas.form import NUMBERS_OF_4_BITS
+from jsg.kernels_pallas.inputs import TOGETHER
 from jsg.kernels_pallas.native import library
 from jsg.kernels_pallas.native.calls import Buffer
 from jsg.kernels_pallas.native.emit import FLOAT, INT32, LANES, Function, Value, Variable, vector
 
 PANEL_BYTES = 4 * LANES
-SCALE_BYTES = 2 * LANES
-"""Bytes of the scales of a group in a panel."""
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of the types that have more than one."""
+EXACT_GROUP = 32
+"""Inputs of a group whose scales are exact."""
 
 
 class Types(NamedTuple):
     """The types of a product's numbers.
 
     Attributes:
-        kernel: Of the kernel: "float32", "bfloat16", "int8", or "uint8" for pairs in 4 bits.
+        kernel: Of the kernel: a key of `TOGETHER`.
         result: Of the result: "float32" or "bfloat16".
+        group: Inputs of a group that has a scale of its own, if they are few; None if there is none, or for any number.
+        scale: Of the scales of groups; None if there are no groups.
+        has_zero: Whether groups have zeros. Then sums over the inputs of each group come with the rows.
+        has_factor: Whether each column's sum is multiplied with a factor.
+        is_exact: Whether bfloat16 holds each number times its scale.
     """
 
     kernel: str
     result: str
+    group: int | None = None
+    scale: str | None = None
+    has_zero: bool = False
+    has_factor: bool = False
+    is_exact: bool = False
 
     @property
-    def has_scale(self) -> bool:
-        """Whether the kernel has scales."""
-        return self.kernel in ("int8", "uint8")
+    def name(self) -> str:
+        """All of it in one word."""
+        group = None if self.group is None else str(self.group)
+        parts = (
+            self.kernel,
+            group,
+            self.scale,
+            "zero" * self.has_zero,
+            "factor" * self.has_factor,
+            "exact" * self.is_exact,
+        )
+        return "_".join([*filter(None, parts), self.result])
 
     @property
-    def has_factor(self) -> bool:
-        """Whether each column's sum is multiplied with a factor."""
-        return self.kernel == "int8"
+    def is_short(self) -> bool:
+        """Whether the kernel's numbers must be converted to be multiplied with bfloat16."""
+        return self.kernel not in ITEM_BYTES
+
+    @property
+    def sums_groups(self) -> bool:
+        """Whether bfloat16 rows are multiplied group by group."""
+        return self.scale is not None and not self.is_exact
+
+    @property
+    def in_4_bits(self) -> bool:
+        """Whether a byte has two of its numbers."""
+        return self.kernel in NUMBERS_OF_4_BITS
 
     @property
     def together(self) -> int:
         """Inputs of a column that are read together."""
-        return {"bfloat16": 2, "uint8": 8}.get(self.kernel, 1)
+        return TOGETHER[self.kernel] * (1 + self.in_4_bits)
 
     @property
     def line_bytes(self) -> int:
         """Bytes of an input in a panel."""
-        return LANES // 2 if self.kernel == "uint8" else LANES * ITEM_BYTES[self.kernel]
+        return LANES * ITEM_BYTES.get(self.kernel, 1) // (1 + self.in_4_bits)
 
     @property
     def result_bytes(self) -> int:
         """Bytes of a panel's width in a row of the result."""
         return LANES * ITEM_BYTES[self.result]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The axes of each argument and of the result, in the order of `matmul`."""
+        return [2, 4, *[4] * (self.scale is not None), *[4, 2] * self.has_zero, *[4] * self.has_factor, 2]
 
 
 class Panel(NamedTuple):
@@ -61,21 +97,30 @@ class Panel(NamedTuple):
 
     Attributes:
         numbers: The address of its numbers.
-        scale: The address of its scales, if it has any.
+        scale: The address of its groups' scales, if it has any.
+        zero: Likewise of their zeros.
+        factor: Likewise of its columns' factors.
     """
 
     numbers: Value
-    scale: Value | None
+    scale: Value | None = None
+    zero: Value | None = None
+    factor: Value | None = None
 
     @classmethod
     def at(cls, function: Function, types: Types, buffers: Sequence[Buffer], index: Value) -> "Panel":
-        """The panel with this index, of a kernel that is the second argument and whose scales are the third."""
-        depth, kernel, scale = buffers[0].sizes[1], buffers[1], buffers[2]
-        numbers = function.address(kernel.data, index * (depth * types.line_bytes))
-        if not types.has_scale:
-            return cls(numbers, None)
-        group_bytes = PANEL_BYTES if types.has_factor else SCALE_BYTES
-        return cls(numbers, function.address(scale.data, index * (scale.sizes[1] * group_bytes)))
+        """The panel with this index. Buffers are as `Types.ranks` says."""
+        groups = buffers[2].sizes[1]
+        scale = zero = factor = None
+        if types.scale is not None:
+            scale_bytes = LANES * ITEM_BYTES.get(types.scale, 1)
+            scale = function.address(buffers[2].data, index * (groups * scale_bytes))
+        if types.has_zero:
+            zero = function.address(buffers[3].data, index * (groups * LANES))
+        if types.has_factor:
+            factor = function.address(buffers[-2].data, index * PANEL_BYTES)
+        numbers = function.address(buffers[1].data, index * (buffers[0].sizes[1] * types.line_bytes))
+        return cls(numbers, scale, zero, factor)
 
     def inputs(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
         """Emits the vectors of `count` inputs from a first one on, each only when it is asked for, without scales."""
@@ -84,18 +129,18 @@ class Panel(NamedTuple):
             at = k * types.line_bytes
             if types.kernel == "bfloat16":
                 yield from function.float_pairs(self.numbers, at)
-            elif types.kernel == "uint8":
-                yield from function.nibbles(self.numbers, at)
+            elif types.in_4_bits:
+                yield from function.nibbles(types.kernel, self.numbers, at)
             else:
                 yield function.floats(types.kernel, self.numbers, at)
 
     def scaled(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
-        """The same, but numbers in 4 bits are multiplied with their scales."""
-        if types.kernel != "uint8":
+        """The same, but exact ones are multiplied with the scales of their groups."""
+        if not types.is_exact:
             yield from self.inputs(function, types, first, count)
             return
         for start in range(0, count, types.together):
-            factor = self.group_factor(function, first + start)
+            factor = self.group_scale(function, types, (first + start) // EXACT_GROUP)
             yield from (number * factor for number in self.inputs(function, types, first + start, types.together))
 
     def pairs(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
@@ -103,19 +148,18 @@ class Panel(NamedTuple):
         if types.kernel == "bfloat16":
             for i in range(0, count, 2):
                 yield function.load(vector(INT32), self.numbers, (first + i) * types.line_bytes)
-            return
-        inputs = self.scaled(function, types, first, count)
-        for number in inputs:
-            yield function.bfloat16_pairs(number, next(inputs))
+        elif types.in_4_bits and not types.is_exact:
+            for i in range(0, count, types.together):
+                yield from function.nibble_pairs(types.kernel, self.numbers, (first + i) * types.line_bytes)
+        else:
+            inputs = self.scaled(function, types, first, count)
+            for number in inputs:
+                yield function.bfloat16_pairs(number, next(inputs))
 
-    def group_factor(self, function: Function, k: Value) -> Value:
-        """The scales of the group of input k, in 4 bits."""
-        assert self.scale is not None, "the kernel has scales"
-        return function.floats("bfloat16", self.scale, k // SCALE_GROUP * SCALE_BYTES)
-
-    def factor(self, function: Function, types: Types) -> Value | None:
-        """The factors of the sums of its columns, if they have any."""
-        return load_panel(function, self.scale, 0) if types.has_factor and self.scale is not None else None
+    def group_scale(self, function: Function, types: Types, group: Value) -> Value:
+        """The scales of a group."""
+        assert self.scale is not None and types.scale is not None, "the kernel has scales"
+        return function.floats(types.scale, self.scale, group * (LANES * ITEM_BYTES.get(types.scale, 1)))
 
 
 def tile_shapes() -> Sequence[tuple[int, int]]:
@@ -195,6 +239,51 @@ def emit_sums(
     return [[variable.get() for variable in row] for row in running]
 
 
+def emit_group_sums(
+    function: Function,
+    types: Types,
+    buffers: Sequence[Buffer],
+    panels: Sequence[Panel],
+    row: Value,
+    rows: int,
+    number: Callable[[Value, int], Value],
+    panel: Callable[[Value, int], Iterable[Value]],
+    step: int = 1,
+    fused: Callable[[Function, Value, Value, Value], Value] = Function.fused,
+) -> list[list[Value]]:
+    """The sums of rows times panels with groups: each group's own sum is multiplied with its scale and added.
+
+    So an input costs no multiplication with its scale, and the sums of a group have the registers for themselves. A
+    zero, which is the same for all inputs of a group, is multiplied with their sum. See `emit_sums` for the others.
+    """
+    groups, per_step = buffers[2].sizes[1], 1 if fused is Function.fused else 2
+    length = (types.group or buffers[0].sizes[1] // groups) // per_step
+    zeros = [[function.zeros()] * len(panels)] * rows
+    totals = [[Variable(function, start) for start in each] for each in zeros]
+    with function.loop(groups) as group:
+        first = group * length
+        sums = emit_sums(
+            function,
+            length,
+            zeros,
+            lambda k, r: number(first + k, r),
+            lambda k, p: panel(first + k, p),
+            step,
+            fused,
+        )
+        of_rows = [function.zeros()] * rows
+        if types.has_zero:
+            at = [(row + r) * groups + group for r in range(rows)]
+            of_rows = [function.spread(load_number(function, buffers[4].data, each * 4)) for each in at]
+        for p, read in enumerate(panels):
+            scale = read.group_scale(function, types, group)
+            zero = None if read.zero is None else function.floats("int8", read.zero, group * LANES)
+            for r, own in enumerate(each[p] for each in sums):
+                own = own if zero is None else own - zero * of_rows[r]
+                totals[r][p].set(function.fused(own, scale, totals[r][p].get()))
+    return [[total.get() for total in each] for each in totals]
+
+
 def emit_results(
     function: Function,
     types: Types,
@@ -207,7 +296,7 @@ def emit_results(
     """Writes sums[r][p], multiplied with the factors of their columns, if any, from a row and a panel on."""
     row_bytes = buffers[1].sizes[0] * types.result_bytes
     for p, panel in enumerate(panels):
-        factor = panel.factor(function, types)
+        factor = None if panel.factor is None else load_panel(function, panel.factor, 0)
         for r, of_row in enumerate(sums):
             total = of_row[p] if factor is None else of_row[p] * factor
             target = (row + r) * row_bytes + (column + p) * types.result_bytes

@@ -95,7 +95,7 @@ class Driver:
         self._tasks = tasks
         self._evaluator = evaluator
         self._concatenated = concatenated
-        self._pace = pace or self._pause
+        self._pace = pace
         self._forked: dict[Stream, list[asyncio.Task[None]]] = {}
         self._num_steps = 0
 
@@ -126,7 +126,7 @@ class Driver:
 
     async def _step(self, node: AnyNode, frame: Frame) -> None:
         """Hands a node to its stream. An error of the node ends the stream there."""
-        await self._pace()
+        await (self._pace or self._pause)()
         try:
             await self._hand_over(node, frame)
         except Exception as error:

@@ -24,6 +24,7 @@ from jsg.lang.graphs.nodes import (
     ValueRef,
     VariableValue,
 )
+from jsg.lang.streams.history import History
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable, joined_report
 
@@ -43,12 +44,14 @@ class Evaluator:
         tasks: asyncio.TaskGroup,
         max_text: int | None,
         patterns: TextPatterns | None = None,
+        history: History | None = None,
     ) -> None:
         """`patterns` are those of all conditions; with None they are compiled when they are needed."""
         self._arguments = arguments
         self._patterns = patterns
         self._tasks = tasks
         self._text_left = max_text
+        self._history = history or History(is_watched=False)
         self._promised: set[Variable] = set()  # the variables that are not done
 
     @property
@@ -83,20 +86,27 @@ class Evaluator:
             await self.fulfil(variable, value, frame)
             return
         source = await slot
+        async for piece in source.grow_async():
+            variable.add(piece)
+        if source.error is not None:
+            variable.fail(source.error)
+            return
         try:
-            async for piece in source.follow_async():
-                variable.add(piece)
-            kept = await source.get()
+            kept = source.now()
             _finish(variable, _as_text(kept, "") if _becomes_text(value) else kept, source.meta)
         except Exception as error:
-            variable.fail(error)
+            self._fail(variable, error)
 
     async def fulfil(self, variable: Variable, value: Value, frame: Frame) -> None:
         """Fills a variable with a value, or with the error that kept the value from being known."""
         try:
             _finish(variable, await self._value(value, frame), await _report(value, frame))
         except Exception as error:
-            variable.fail(error)
+            self._fail(variable, error)
+
+    def _fail(self, variable: Variable, error: Exception) -> None:
+        self._history.let_go(error)
+        variable.fail(error)
 
     async def _value(self, value: Value, frame: Frame) -> Any:
         match value:

@@ -1,7 +1,6 @@
 """One run of a graph on a backend, as tasks of the running event loop, without threads."""
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -79,7 +78,7 @@ class Execution:
         self.graph = graph
         self._loop = loop
         self._tasks = asyncio.TaskGroup()
-        self._evaluator = Evaluator(arguments, self._tasks, max_text, patterns)
+        self._evaluator = Evaluator(arguments, self._tasks, max_text, patterns, history)
         self._driver = Driver(
             self.stream,
             self.submitted,
@@ -140,9 +139,9 @@ class Execution:
             self.submitted.finish(None)
             for stream in self.streams:
                 stream.close()
-                with contextlib.suppress(Exception):
-                    await stream.read("nothing").get()
-        except asyncio.CancelledError:
+                await stream.read("nothing").done()
+        except asyncio.CancelledError as cancelled:
+            cancelled.__traceback__ = None  # a frame of asyncio's holds the error, and this one through it
             error = self._abort or AbortedError("the program was cancelled")
             self._cancel(error)
         except Exception as group:

@@ -93,13 +93,9 @@ class ProgramRun:
         queue: asyncio.Queue[VariableEvent | CallEvent] = asyncio.Queue()
 
         async def follow(name: str | None, variable: Variable) -> None:
-            has_failed = False
-            try:
-                async for piece in variable.follow_async():
-                    queue.put_nowait(VariableEvent(name, piece))
-            except Exception:  # the result has the error
-                has_failed = True
-            queue.put_nowait(VariableEvent(name, is_done=True, has_failed=has_failed))
+            async for piece in variable.grow_async():
+                queue.put_nowait(VariableEvent(name, piece))
+            queue.put_nowait(VariableEvent(name, is_done=True, has_failed=variable.error is not None))
 
         async def follow_calls() -> None:
             async for index, call in self._execution.stream.history.changes():
@@ -257,10 +253,8 @@ def noted_place(error: BaseException) -> Place | None:
 
 
 async def _or_none(variable: Variable) -> Any:
-    try:
-        return await variable.get()
-    except Exception:
-        return None
+    await variable.done()
+    return variable.now() if variable.error is None else None
 
 
 async def _messages(turns: Variable) -> list[dict[str, Any]] | None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsg.errors import AbortedError
+from jsg.errors import AbortedError, JsgError
 from jsg.lang.ir import Gen, Select
 from jsg.lang.places import raised_place
 from jsg.lang.streams.ops import ExprOp, Place
@@ -58,7 +58,7 @@ class History:
 
         Args:
             caller: The history of the run that called this one, which gets its calls too.
-            is_watched: Whether failures that nobody has read are logged.
+            is_watched: Whether this process reads the run: failures that nobody has read are logged.
         """
         self._start = time.monotonic()
         self._calls: list[Call] = []
@@ -67,6 +67,7 @@ class History:
         self._logs: tuple[tuple[list[Call], asyncio.Event], ...] = (own, *(() if caller is None else caller._logs))
         self._known: set[int] = set()  # identities of errors
         self._unread: list[str] = []
+        self._is_watched = is_watched
         if is_watched:
             weakref.finalize(self, _log_unread, self._unread)
 
@@ -148,6 +149,15 @@ class History:
             place = raised_place(error)
             where = [] if place is None else ["in the program: {}:{}".format(*place)]
             self._unread.append("; ".join([shown, *(getattr(error, "__notes__", None) or where)]))
+
+    def let_go(self, error: BaseException) -> None:
+        """Drops what an error was raised in, where nobody reads the errors of the run but as text.
+
+        The frames of its traceback reference the run, which holds the error. So a full collection would have to find
+        each run that failed. Errors that are no `JsgError` are bugs, and are logged with all.
+        """
+        if not self._is_watched and isinstance(error, JsgError):
+            error.__traceback__ = error.__cause__ = error.__context__ = None
 
     def read(self, error: BaseException) -> None:
         """Notes that a reader was told of an error. Whoever knows of one knows that the run has failed."""

@@ -193,6 +193,7 @@ class Runner:
     def _set_failure(self, error: BaseException) -> None:
         self.failure = error
         self._history.failed(error)
+        self._history.let_go(error)
 
     def _drop_block(self, error: BaseException) -> None:
         block, self._block = self._block, []

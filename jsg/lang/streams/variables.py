@@ -189,6 +189,12 @@ class Variable:
 
     async def follow_async(self, until: "Variable | None" = None) -> AsyncIterator[str]:
         """Gives the same as `follow`, for tasks of any loop."""
+        async for piece in self.grow_async(until):
+            yield piece
+        (self if until is None else until).now()
+
+    async def grow_async(self, until: "Variable | None" = None) -> AsyncIterator[str]:
+        """Gives the same as `follow_async`, but ends without an error: the reader looks at `error`."""
         seen = 0
         while True:
             is_done, new = self._read(seen, until)
@@ -196,7 +202,6 @@ class Variable:
             for piece in new:
                 yield piece
             if is_done:
-                (self if until is None else until).now()
                 return
             future, callback = _woken()
             if self._watch(callback, seen, until):

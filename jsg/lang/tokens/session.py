@@ -36,6 +36,9 @@ _NUMBER_STOPS = (" ", "\n")
 class TokenSession:
     """A `backend.Session` on a `TokenModel`.
 
+    Attributes:
+        own_texts: As in `backend.BatchSession`; empty once it has no use any more.
+
     Invariants: `_parts[:_floor]` are the parts that it shares with the session from which it was forked, and none of
     their text is encoded together with later text. While `_prefix` is set, it comes before `_parts`, and `_floor` is 0.
     In a branch `_own`, and `_parts[_floor:]` behind it, is what it has behind the prompt from which it was forked.
@@ -44,6 +47,7 @@ class TokenSession:
     def __init__(self, model: TokenModel) -> None:
         """An empty prompt."""
         self._model = model
+        self.own_texts: frozenset[str] = frozenset()
         self._prefix: SharedPrefix | None = None
         self._parts: list[Part] = []
         self._floor = 0
@@ -215,14 +219,14 @@ class TokenSession:
     async def _extend_text(self, text: str) -> str:
         if not self._turn.is_open:
             added = await self._begin_content(is_reply=False)
-            self._add(TextPart(text, is_markup=True))
+            self._add_text(text, is_markup=True)
             return added + text
         if self._turn.opening is not None and self._turn.opening.trims_start:
             text = text.lstrip()
         if not text:
             return ""
         added = await self._begin_content(is_reply=False)
-        self._add(TextPart(text))
+        self._add_text(text, is_markup=False)
         return added + text
 
     async def _extend_media(self, media: MediaPart) -> str:
@@ -266,6 +270,18 @@ class TokenSession:
         self._add(TextPart(text, is_markup=True, is_template=True))
         return text
 
+    def _add_text(self, text: str, *, is_markup: bool) -> None:
+        """Appends a text; where the first of the `own_texts` begins in it, the prompt gets a place."""
+        begins = [text.find(own) for own in self.own_texts if own in text]
+        if begins:
+            self.own_texts, behind = frozenset(), text[min(begins) :]
+            self._add(TextPart(text[: min(begins)], is_markup))
+            texts = [part for part in self._parts if isinstance(part, TextPart)]
+            if sum(len(part.text) for part in texts) >= _LEAST_COMMON and not texts[-1].is_template:
+                self._parts.append(_PLACE)
+            text = behind
+        self._add(TextPart(text, is_markup))
+
     def _add(self, part: Part) -> None:
         """Appends a part, unless it is an empty text or has no tokens."""
         match part:
@@ -291,6 +307,7 @@ class TokenSession:
 
     def _commit(self, part_ids: tuple[tuple[int, ...] | PromptIds, ...]) -> None:
         """Replaces all texts by their tokens."""
+        self.own_texts = frozenset()
         shared, own = self._parts[: self._floor], self._parts[self._floor :]
         num_shared = sum(map(_num_texts, shared))
         committed = commit(shared, part_ids[:num_shared])
@@ -332,6 +349,8 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 _PLACE = TextPart("")
 """Other sessions are likely to go on from here: as copies, or with another question behind the same messages."""
+_LEAST_COMMON = 32
+"""Characters that the runs of a batch have in common at least where a place is marked."""
 
 
 def _kind(part: Part) -> tuple[bool, ...] | None:

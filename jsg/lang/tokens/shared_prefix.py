@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 from jsg.errors import JsgError
@@ -112,23 +112,22 @@ async def try_hold(model: TokenModel, prompt: tuple[Part, ...]) -> Hold | None:
 
 def commit(parts: Sequence[Part], part_ids: Iterable[tuple[int, ...] | PromptIds]) -> tuple[Part, ...]:
     """Gives the parts with tokens in place of texts; `part_ids` is that of `tokens.model.Outcome`."""
-    ids = iter(part_ids)
+    return _committed(parts, iter(part_ids))
 
-    def tokens_of(some: Sequence[Part]) -> tuple[Part, ...]:
-        made: list[Part] = []
-        for part in some:
-            match part:
-                case TextPart():
-                    part = TokenPart(next(ids))
-                case JoinedPart(branches):
-                    part = JoinedPart(tuple(tokens_of(branch) for branch in branches))
-            if isinstance(part, TokenPart) and made and isinstance(made[-1], TokenPart):
-                made[-1] = TokenPart(join_ids((made[-1].ids, part.ids)))
-            else:
-                made.append(part)
-        return tuple(made)
 
-    return tokens_of(parts)
+def _committed(parts: Sequence[Part], ids: Iterator[tuple[int, ...] | PromptIds]) -> tuple[Part, ...]:
+    made: list[Part] = []
+    for part in parts:
+        match part:
+            case TextPart():
+                part = TokenPart(next(ids))
+            case JoinedPart(branches):
+                part = JoinedPart(tuple(_committed(branch, ids) for branch in branches))
+        if isinstance(part, TokenPart) and made and isinstance(made[-1], TokenPart):
+            made[-1] = TokenPart(join_ids((made[-1].ids, part.ids)))
+        else:
+            made.append(part)
+    return tuple(made)
 
 
 def cut_off(parts: tuple[Part, ...]) -> tuple[Part, ...]:

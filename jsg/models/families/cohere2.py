@@ -4,7 +4,7 @@ import dataclasses
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import FULL, SLIDING, by_kind, read_attention
 from jsg.models.spec import ModelSpec
 
@@ -22,30 +22,18 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Cohere2ForCausalLM",
     model_type="cohere2",
-    defaults={
-        "vocab_size": 256000,
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "max_position_embeddings": 8192,
+    defaults=usual(vocab=256000, width=8192, inner=22528, layers=40, heads=64, context=8192, window=4096)
+    | usual(tied=True, bos=5, eos=255001)
+    | {
         "layer_norm_eps": 1e-5,
         "logit_scale": 0.0625,
-        "attention_bias": False,
-        "sliding_window": 4096,
         "sliding_window_pattern": 4,
         "layer_types": None,
-        "tie_word_embeddings": True,
-        "bos_token_id": 5,
-        "eos_token_id": 255001,
     },
     without="rms_norm_eps",
-    ignored=frozenset(
-        "layer_switch order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_sharing "
-        "use_gated_activation use_parallel_block use_parallel_embedding".split()
-    ),
+    ignored="layer_switch order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_sharing "
+    "use_gated_activation use_parallel_block use_parallel_embedding",
     attention=attention,
     kinds="sliding_window_pattern",
     norms={"before_attention": "input_layernorm"},

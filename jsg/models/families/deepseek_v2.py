@@ -3,6 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import deepseek_v3, glm4_moe
+from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 
 
@@ -18,22 +19,14 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
 
 
 FAMILY = deepseek_v3.FAMILY.variant(
-    architecture="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
-    other_types=(),
     only={"scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 1}
     | {"norm_topk_prob": False, "rope_interleave": True, "mlp_bias": False},
-    defaults={
-        "vocab_size": 102400,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "max_position_embeddings": 2048,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "moe_intermediate_size": 1407,
+    defaults=usual(
+        vocab=102400, width=4096, inner=11008, layers=32, heads=32, kv_heads=None, context=2048, expert_inner=1407
+    )
+    | usual(bos=1, eos=2)
+    | {
         "n_routed_experts": 64,
         "n_shared_experts": 2,
         "num_experts_per_tok": 6,  # as in all files; transformers has no default
@@ -41,7 +34,7 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "routed_scaling_factor": 1.0,
     },
     without="n_group topk_group norm_topk_prob rope_interleave num_nextn_predict_layers",
-    ignored=deepseek_v3.FAMILY.ignored | {"n_group", "topk_group"},
+    ignored=f"{deepseek_v3.FAMILY.ignored} n_group topk_group",
     aliases={"num_experts": "n_routed_experts"},
     attention=attention,
     mlp=mlp,

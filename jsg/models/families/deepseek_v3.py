@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from jsg.fields import Fields
 from jsg.models.block_spec import NormSpec, QueryScaleSpec
 from jsg.models.families import glm4_moe
+from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS, is_on
 from jsg.models.rope_fields import read_rope, rope_section
@@ -57,35 +58,27 @@ def _growth(config: Fields, rope_type: str) -> float:
 
 
 FAMILY = glm4_moe.FAMILY.variant(
-    architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
     other_types=("kimi_k2",),
     only={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
-    defaults={
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "max_position_embeddings": 4096,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
+    defaults=usual(
+        vocab=129280, width=7168, inner=18432, layers=61, heads=128, kv_heads=128, context=4096, expert_inner=2048
+    )
+    | usual(eps=1e-6, bos=0, eos=1)
+    | {
         "q_lora_rank": 1536,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
         "rope_interleave": True,
-        "moe_intermediate_size": 2048,
         "n_routed_experts": 256,
         "n_group": 8,
         "topk_group": 4,
         "first_k_dense_replace": 3,
         "routed_scaling_factor": 2.5,
-        "rms_norm_eps": 1e-6,
     },
     without="head_dim partial_rotary_factor use_qk_norm",
-    ignored=frozenset({"head_dim", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha"}),
+    ignored="head_dim qk_head_dim ep_size",
     attention=attention,
 )

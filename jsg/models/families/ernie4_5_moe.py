@@ -1,25 +1,14 @@
 """ERNIE 4.5 with experts (21B-A3B, 300B-A47B), whose router is float32; rope turns neighbours together."""
 
 from jsg.fields import Fields
+from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.family import PLAIN
-from jsg.models.parts import (
-    MAX_LAYERS,
-    num_layers,
-    read_experts,
-    read_feed_forward,
-    read_shared_experts,
-    with_unread,
-)
-
-LATER_TOKENS = r"(model\.)?mtp_.*"
-"""Tensors of blocks that predict later tokens."""
+from jsg.models.family import PLAIN, usual
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer: experts in each so-many-th layer of a range, else one block."""
-    inner = config.integer("moe_intermediate_size")
-    experts = read_experts(
+    experts = parts.read_experts(
         config,
         "moe_num_experts",
         "moe_intermediate_size",
@@ -30,31 +19,23 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
             "choice_bias_axes": 2,
             "is_float32": True,
         },
-        shared=read_shared_experts(config, "moe_num_shared_experts", inner),
+        shared=parts.read_shared_experts(config, "moe_num_shared_experts"),
     )
-    count, step = num_layers(config), config.integer("moe_layer_interval", high=MAX_LAYERS)
-    first = config.integer("moe_layer_start_index", low=0, high=MAX_LAYERS)
-    last = config.integer("moe_layer_end_index", low=-1, high=MAX_LAYERS)
+    count, step = parts.num_layers(config), config.integer("moe_layer_interval", high=parts.MAX_LAYERS)
+    first = config.integer("moe_layer_start_index", low=0, high=parts.MAX_LAYERS)
+    last = config.integer("moe_layer_end_index", low=-1, high=parts.MAX_LAYERS)
     sparse = {layer for layer in range(first, count if last == -1 else last + 1) if (layer + 1) % step == 0}
-    return [experts if layer in sparse else read_feed_forward(config) for layer in range(count)]
+    return [experts if layer in sparse else parts.read_feed_forward(config) for layer in range(count)]
 
 
 FAMILY = PLAIN.variant(
-    architecture="Ernie4_5_MoeForCausalLM",
     model_type="ernie4_5_moe",
     only={"compression_ratio": 1.0, "use_bias": False},  # with biases the head has one, too
-    defaults={
-        "vocab_size": 103424,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": True,
-        "moe_intermediate_size": 1536,
+    defaults=usual(
+        vocab=103424, width=2560, inner=12288, layers=28, heads=20, kv_heads=4, context=131072, expert_inner=1536
+    )
+    | usual(eps=1e-5, theta=500_000.0, tied=True)
+    | {
         "moe_k": 6,
         "moe_num_experts": 64,
         "moe_num_shared_experts": 2,
@@ -63,9 +44,9 @@ FAMILY = PLAIN.variant(
         "moe_layer_interval": 1,
         "moe_norm_min": 1e-12,
     },
-    ignored=frozenset("moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers".split()),
+    ignored="moe_capacity moe_gate num_nextn_predict_layers",
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     attention={"is_interleaved": True},
     mlp=mlp,
-    model=lambda config, model: with_unread(model, LATER_TOKENS),
+    unread=r"(model\.)?mtp_.*",  # blocks that predict later tokens
 )

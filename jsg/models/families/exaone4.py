@@ -2,7 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import FULL, SLIDING, all_full, by_kind, read_attention, read_kinds, read_layer_types
 
 
@@ -22,17 +22,12 @@ def kinds(config: Fields) -> list[str]:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Exaone4ForCausalLM",
     model_type="exaone4",
-    defaults={
-        "vocab_size": 102400,
-        "intermediate_size": 16384,
-        "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
+    defaults=usual(vocab=102400, inner=16384, kv_heads=32, window=4096)
+    | usual(eps=1e-5, bos=0)
+    | {
         "sliding_window_pattern": 4,
         "layer_types": None,
-        "bos_token_id": 0,
     },
     attention=attention,
     kinds=kinds,

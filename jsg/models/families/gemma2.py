@@ -5,11 +5,13 @@ import math
 from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.block_spec import AttentionSpec, FeedForwardSpec
-from jsg.models.family import PLAIN
+from jsg.models.block_spec import AttentionSpec
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_heads
 from jsg.models.rope_fields import read_rope
 from jsg.models.spec import ModelSpec
+
+MLP: dict[str, Any] = {"activation": "gelu_tanh"}
 
 
 def attention(config: Fields) -> AttentionSpec:
@@ -20,18 +22,8 @@ def attention(config: Fields) -> AttentionSpec:
 
 def heads(config: Fields, **own: Any) -> AttentionSpec:
     """Attention without rope, whose scale the file says. It has these other fields."""
-    is_two_way = config.get("use_bidirectional_attention", False)
-    config.require(not is_two_way, "use_bidirectional_attention", "be false: attention must be causal", is_two_way)
     scale = config.number("query_pre_attn_scalar") ** -0.5
     return dataclasses.replace(read_heads(config, bias="attention_bias", **own), scale=scale)
-
-
-def mlp(config: Fields) -> FeedForwardSpec:
-    """The feed-forward block with its activation."""
-    activation = config.get("hidden_activation")
-    is_gelu = activation == "gelu_pytorch_tanh"
-    config.require(is_gelu, "hidden_activation", "be gelu_pytorch_tanh, the only supported activation", activation)
-    return FeedForwardSpec(inner=config.integer("intermediate_size"), activation="gelu_tanh")
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:
@@ -46,34 +38,23 @@ def _cap(config: Fields, name: str) -> float | None:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Gemma2ForCausalLM",
     model_type="gemma2",
-    defaults={
-        "vocab_size": 256000,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
+    defaults=usual(
+        vocab=256000, width=2304, inner=9216, layers=26, heads=8, kv_heads=4, head_dim=256, context=8192, window=4096
+    )
+    | usual(tied=True, bos=2, eos=1)
+    | {
         "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
         "layer_types": None,
-        "attention_bias": False,
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
-        "use_bidirectional_attention": False,
     },
+    only={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
     without="hidden_act",
-    ignored=frozenset({"hidden_act", "sliding_window_size"}),
+    ignored="hidden_act sliding_window_size",
     attention=attention,
     kinds=2,
-    mlp=mlp,
+    mlp=MLP,
     norms={
         "before_attention": "input_layernorm",
         "after_attention": "post_attention_layernorm",

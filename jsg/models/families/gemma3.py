@@ -3,8 +3,9 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import gemma2
+from jsg.models.family import usual
 from jsg.models.parts import FULL, SLIDING, by_kind, read_ropes
-from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
+from jsg.models.wrapper import Wrapper
 
 
 def attention(config: Fields) -> dict[str, AttentionSpec]:
@@ -15,30 +16,19 @@ def attention(config: Fields) -> dict[str, AttentionSpec]:
 
 
 FAMILY = gemma2.FAMILY.variant(
-    architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
-    defaults={
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
+    defaults=usual(vocab=262208, context=131072)
+    | {
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,
         "sliding_window_pattern": 6,
         "final_logit_softcapping": None,
     },
     without="attn_logit_softcapping",
-    ignored=frozenset({"hidden_act"}),
+    ignored="hidden_act",
     attention=attention,
     kinds="sliding_window_pattern",
     scales_context=False,
 )
 
-WRAPPER = Wrapper(
-    text_type="gemma3_text",
-    is_tied=True,
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings mm_tokens_per_image boi_token_index eoi_token_index "
-        "image_token_index".split()
-    ),
-    names=TEXT_NAMES,
-    notes=(TEXT_ONLY,),
-)
+WRAPPER = Wrapper(text_type="gemma3_text", is_tied=True, fields="mm_tokens_per_image boi_token_index eoi_token_index")

@@ -5,6 +5,7 @@ from typing import Any
 
 from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
+from jsg.models import parts
 from jsg.models.block_spec import (
     AttentionSpec,
     BesideSpec,
@@ -13,28 +14,16 @@ from jsg.models.block_spec import (
     LayerInputSpec,
     NormSpec,
     RouterSpec,
-    StackSpec,
+    stacked,
 )
 from jsg.models.families import gemma2
-from jsg.models.parts import (
-    FULL,
-    MAX_EXPERTS,
-    SLIDING,
-    is_on,
-    num_layers,
-    read_eps,
-    read_heads,
-    read_kinds,
-    read_norm,
-    read_ropes,
-    with_unread,
-)
-from jsg.models.spec import ModelSpec, TensorNames
-from jsg.models.wrapper import TEXT_PREFIXES, Wrapper
+from jsg.models.family import usual
+from jsg.models.spec import ModelSpec
+from jsg.models.wrapper import Wrapper
 
 ROPES = {
-    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    parts.SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    parts.FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 THETA = 10_000.0
 """The base of a rope that no layer has."""
@@ -47,7 +36,7 @@ WIDE: dict[str, Any] = {"is_wide": True}
 
 def kinds(config: Fields) -> list[str]:
     """The kind of each layer's attention. The last is full, whatever the file says, as in transformers."""
-    return [*read_kinds(config, 6)[:-1], FULL]
+    return [*parts.read_kinds(config, 6)[:-1], parts.FULL]
 
 
 def attention(config: Fields) -> list[AttentionSpec]:
@@ -63,18 +52,18 @@ def attention(config: Fields) -> list[AttentionSpec]:
     config.require(
         is_whole, "rope_parameters", f"have an object for each of {', '.join(sorted(set(of_layers)))}", ropes
     )
-    is_key = is_on(config, "attention_k_eq_v")
+    is_key = parts.is_on(config, "attention_k_eq_v")
     thetas = {kind: None if kind in of_layers else THETA for kind in ROPES}
     layers: list[AttentionSpec] = []
     for kind, source, shape in zip(of_layers, _sources(config), _shapes(config), strict=True):
-        heads = read_heads(shape, bias="attention_bias", qk_norm={**WIDE, "norms_values": True})
-        count = 3 if not is_key or kind == SLIDING else 2  # without one to values, these are the keys
+        heads = parts.read_heads(shape, bias="attention_bias", qk_norm={**WIDE, "norms_values": True})
+        count = 3 if not is_key or kind == parts.SLIDING else 2  # without one to values, these are the keys
         if source is not None:
             there, count = layers[source], 1
             is_alike = (heads.kv_heads, heads.head_dim) == (there.kv_heads, there.head_dim)
             rule = f"give layer {len(layers)} the shape of layer {source}, whose keys and values it reads"
             config.require(is_alike, "per_layer_config", rule, config.get("per_layer_config"))
-        rope = read_ropes(config, thetas, heads.head_dim)[kind]
+        rope = parts.read_ropes(config, thetas, heads.head_dim)[kind]
         layers.append(dataclasses.replace(heads, scale=1.0, rope=rope, projections=heads.projections[:count]))
     return layers
 
@@ -96,10 +85,10 @@ def _shapes(config: Fields) -> list[Fields]:
     if own is IMPLIED:
         wide: dict[str, Any] = {"head_dim": config.get("global_head_dim", 512)}
         kv_heads = config.get("num_global_key_value_heads")
-        if kv_heads is not None and is_on(config, "attention_k_eq_v"):
+        if kv_heads is not None and parts.is_on(config, "attention_k_eq_v"):
             wide["num_key_value_heads"] = kv_heads
-        return [config.under(wide) if kind == FULL else config for kind in kinds(config)]
-    count = num_layers(config)
+        return [config.under(wide) if kind == parts.FULL else config for kind in kinds(config)]
+    count = parts.num_layers(config)
     ok = isinstance(own, dict) and all(name.isascii() and name.isdecimal() and len(name) < 10 for name in own)
     by_layer = {int(name): fields for name, fields in own.items()} if ok else {}  # transformers writes 03 beside 12
     ok = ok and len(by_layer) == len(own) and all(layer < count for layer in by_layer)
@@ -111,14 +100,14 @@ def _shapes(config: Fields) -> list[Fields]:
 
 def mlp(config: Fields) -> list[FeedForwardSpec]:
     """The block of each layer. Layers without keys and values of their own may have one that is twice as wide."""
-    block, widening = gemma2.mlp(config), 2 if is_on(config, "use_double_wide_mlp") else 1
-    wide = dataclasses.replace(block, inner=block.inner * widening)
+    block, is_wide = parts.read_feed_forward(config, **gemma2.MLP), parts.is_on(config, "use_double_wide_mlp")
+    wide = dataclasses.replace(block, inner=2 * block.inner) if is_wide else block
     return [block if source is None else wide for source in _sources(config)]
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:
     """The tensors of keys and values that a layer does without may be in a file, and are not read."""
-    if read_kinds(config, 6)[-1] != FULL:
+    if parts.read_kinds(config, 6)[-1] != parts.FULL:
         config.notes.append("config.json gives the last layer a window, but it sees all tokens, as in transformers")
     sources = _sources(config)
     of_each: dict[str, Any] = {"beside": _beside(config), "own_input": _own_input(config), "scalar": "layer_scalar"}
@@ -129,7 +118,8 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
     whole = gemma2.model(config, dataclasses.replace(plain, layers=layers))
     numbers = "|".join(str(i) for i, source in enumerate(sources) if source is not None)
     unread = rf"model\.layers\.({numbers})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
-    return with_unread(whole, unread) if numbers else whole
+    names = dataclasses.replace(whole.names, unread=unread)
+    return dataclasses.replace(whole, names=names) if numbers else whole
 
 
 def _own_input(config: Fields) -> LayerInputSpec | None:
@@ -140,24 +130,24 @@ def _own_input(config: Fields) -> LayerInputSpec | None:
     vocab_size, rows = config.integer("vocab_size"), config.integer("vocab_size_per_layer_input")
     config.require(rows >= vocab_size, "vocab_size_per_layer_input", f"be at least vocab_size = {vocab_size}", rows)
     return LayerInputSpec(
-        count=num_layers(config),
+        count=parts.num_layers(config),
         width=width,
         vocab_size=rows,
         activation="gelu_tanh",
-        norm=read_norm(config, "post_per_layer_input_norm", **WIDE),
-        table_norm=read_norm(config, "model.per_layer_projection_norm", **WIDE),
+        norm=parts.read_norm(config, "post_per_layer_input_norm", **WIDE),
+        table_norm=parts.read_norm(config, "model.per_layer_projection_norm", **WIDE),
     )
 
 
 def _beside(config: Fields) -> BesideSpec | None:
     """One tensor has all experts. The router norms what it reads, and scales it."""
-    if not is_on(config, "enable_moe_block"):
+    if not parts.is_on(config, "enable_moe_block"):
         return None
-    count = config.integer("num_experts", high=MAX_EXPERTS)
+    count = config.integer("num_experts", high=parts.MAX_EXPERTS)
     router = RouterSpec(
         name="router.proj",
         choice=ChoiceSpec(per_token=config.integer("top_k_experts", high=count)),
-        norm=NormSpec(name="router.scale", suffix="", eps=read_eps(config)),
+        norm=NormSpec(name="router.scale", suffix="", eps=parts.read_eps(config)),
         input_factor=config.integer("hidden_size") ** -0.5,
         expert_scale="router.per_expert_scale",
         rounds_weights=False,
@@ -167,28 +157,21 @@ def _beside(config: Fields) -> BesideSpec | None:
         inner=config.integer("moe_intermediate_size"),
         activation="gelu_tanh",
         router=router,
-        gate="experts.gate_up_proj",
-        up="experts.gate_up_proj",
-        down="experts.down_proj",
-        stack=StackSpec(suffix=""),
+        **stacked("experts"),
     )
     return BesideSpec(
         experts=experts,
-        before=read_norm(config, "pre_feedforward_layernorm_2", **WIDE),
-        after=read_norm(config, "post_feedforward_layernorm_2", **WIDE),
-        after_block=read_norm(config, "post_feedforward_layernorm_1", **WIDE),
+        before=parts.read_norm(config, "pre_feedforward_layernorm_2", **WIDE),
+        after=parts.read_norm(config, "post_feedforward_layernorm_2", **WIDE),
+        after_block=parts.read_norm(config, "post_feedforward_layernorm_1", **WIDE),
     )
 
 
 FAMILY = gemma2.FAMILY.variant(
-    architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
-    defaults={
-        "vocab_size": 262144,
-        "num_hidden_layers": 30,
-        "max_position_embeddings": 131072,
+    defaults=usual(vocab=262144, layers=30, context=131072, window=512, expert_inner=None)
+    | {
         "rope_parameters": ROPES,
-        "sliding_window": 512,
         "final_logit_softcapping": None,
         "use_bidirectional_attention": None,
         "global_head_dim": 512,
@@ -202,10 +185,10 @@ FAMILY = gemma2.FAMILY.variant(
         "enable_moe_block": False,
         "num_experts": None,
         "top_k_experts": None,
-        "moe_intermediate_size": None,
     },
+    only={"hidden_activation": "gelu_pytorch_tanh"},
     without="query_pre_attn_scalar rope_theta attn_logit_softcapping",
-    ignored=frozenset({"hidden_act"}),
+    ignored="hidden_act",
     attention=attention,
     kinds=kinds,
     mlp=mlp,
@@ -217,12 +200,7 @@ FAMILY = gemma2.FAMILY.variant(
 WRAPPER = Wrapper(
     text_type="gemma4_text",
     is_tied=True,
-    fields=frozenset(
-        "text_config vision_config audio_config tie_word_embeddings boi_token_id eoi_token_id boa_token_id "
-        "eoa_token_index image_token_id video_token_id audio_token_id vision_soft_tokens_per_image".split()
-    ),
-    names=TensorNames(
-        prefixes=TEXT_PREFIXES, unread=r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*"
-    ),
-    notes=("the model is served without its towers for pictures and sounds, so it takes text only",),
+    fields="audio_config eoa_token_index vision_soft_tokens_per_image",
+    unread=r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
+    note="the model is served without its towers for pictures and sounds, so it takes text only",
 )

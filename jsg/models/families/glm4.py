@@ -1,25 +1,17 @@
 """GLM-4-0414 and GLM-Z1 (9B, 32B): four norms, fused gates, and half of each head is turned, neighbours together."""
 
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 
 FAMILY = PLAIN.variant(
-    architecture="Glm4ForCausalLM",
     model_type="glm4",
-    defaults={
-        "vocab_size": 151552,
-        "intermediate_size": 13696,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1.5625e-7,
+    defaults=usual(vocab=151552, inner=13696, layers=40, kv_heads=2, head_dim=128, context=131072)
+    | usual(eps=1.5625e-7, bos=None, eos=[151329, 151336, 151338])
+    | {
         "partial_rotary_factor": 0.5,
         "attention_bias": True,
-        "bos_token_id": None,
-        "eos_token_id": [151329, 151336, 151338],
     },
     attention={"qkv_bias": "attention_bias", "is_partial": True, "is_interleaved": True},
-    mlp={"is_fused": True},
+    mlp={"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"},
     norms={
         "before_attention": "input_layernorm",
         "after_attention": "post_self_attn_layernorm",

@@ -5,18 +5,9 @@ from functools import partial
 from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec
-from jsg.models.family import PLAIN
-from jsg.models.parts import (
-    MAX_EXPERTS,
-    MAX_LAYERS,
-    is_on,
-    num_layers,
-    read_attention,
-    read_experts,
-    read_feed_forward,
-    read_shared_experts,
-)
+from jsg.models import parts
+from jsg.models.block_spec import AttentionSpec, ExpertsSpec
+from jsg.models.family import PLAIN, usual
 
 LEAST_SUM = 1e-20
 """What transformers adds to the sum of weights."""
@@ -24,8 +15,8 @@ LEAST_SUM = 1e-20
 
 def attention(config: Fields) -> AttentionSpec:
     """Attention that may have norms."""
-    norms = {} if is_on(config, "use_qk_norm") else None
-    return read_attention(config, qkv_bias="attention_bias", qk_norm=norms, is_partial=True)
+    norms = {} if parts.is_on(config, "use_qk_norm") else None
+    return parts.read_attention(config, qkv_bias="attention_bias", qk_norm=norms, is_partial=True)
 
 
 SIGMOIDS: dict[str, Any] = {
@@ -34,76 +25,64 @@ SIGMOIDS: dict[str, Any] = {
 }
 
 
-def mlp(
+def read_grouped(
     config: Fields,
     *,
     choice: Mapping[str, Any],
     count_field: str = "n_routed_experts",
-    kinds_field: str | None = None,
-    **of_experts: Any,
-) -> list[FeedForwardSpec | ExpertsSpec]:
-    """The feed-forward block of each layer. Some have no experts. Others choose from the best groups.
+    **own: Any,
+) -> ExpertsSpec:
+    """Experts of which a token chooses from the best groups.
 
     Args:
         config: The fields.
         choice: Fields of `ChoiceSpec` that no field of the file gives.
         count_field: The field with the number of experts.
-        kinds_field: The field that may say which layers have none; without it they are the first ones.
-        **of_experts: What else `read_experts` is given.
+        **own: What else `read_experts` is given.
     """
-    count = config.integer(count_field, high=MAX_EXPERTS)
-    groups = config.integer("n_group", high=MAX_EXPERTS)
+    count = config.integer(count_field, high=parts.MAX_EXPERTS)
+    groups = config.integer("n_group", high=parts.MAX_EXPERTS)
     kept = config.integer("topk_group", high=groups)
-    length, inner = count // groups, config.integer("moe_intermediate_size")
+    length = count // groups
     is_even = count % groups == 0 and (length >= 2 or kept == groups)
     config.require(is_even, "n_group", f"divide {count} experts into groups of at least two", groups)
-    experts = read_experts(
+    experts = parts.read_experts(
         config,
         count_field,
         "moe_intermediate_size",
         choice={
             "groups": groups,
             "kept_groups": kept,
-            "is_renormed": is_on(config, "norm_topk_prob"),
+            "is_renormed": parts.is_on(config, "norm_topk_prob"),
             "least_sum": LEAST_SUM,
             "factor": config.number("routed_scaling_factor"),
             **choice,
         },
-        **of_experts,
-        shared=read_shared_experts(config, "n_shared_experts", inner),
+        **{"shared": parts.read_shared_experts(config, "n_shared_experts"), **own},
     )
     per_token = experts.router.choice.per_token
     config.require(kept * length >= per_token, "topk_group", f"be groups of at least {per_token} experts", kept)
-    layers, kinds = num_layers(config), config.get(kinds_field) if kinds_field else None
-    if kinds is None:
-        num_dense = config.integer("first_k_dense_replace", low=0, high=MAX_LAYERS)
-        kinds = ["dense" if layer < num_dense else "sparse" for layer in range(layers)]
-    ok = isinstance(kinds, list) and len(kinds) == layers and all(kind in ("dense", "sparse") for kind in kinds)
-    config.require(ok, kinds_field or "", f"be {layers} of dense or sparse", kinds)
-    return [read_feed_forward(config) if kind == "dense" else experts for kind in kinds]
+    return experts
+
+
+def mlp(config: Fields, kinds_field: str | None = None, **of_experts: Any) -> list[parts.MLP]:
+    """The feed-forward block of each layer."""
+    experts = read_grouped(config, **of_experts)
+    return parts.first_dense(config, "first_k_dense_replace", experts, kinds_field=kinds_field)
 
 
 FAMILY = PLAIN.variant(
-    architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
-    defaults={
-        "vocab_size": 151552,
-        "intermediate_size": 10944,
-        "num_hidden_layers": 46,
-        "num_attention_heads": 96,
-        "num_key_value_heads": 8,
+    defaults=usual(
+        vocab=151552, inner=10944, layers=46, heads=96, kv_heads=8, context=131072, expert_inner=1408, per_token=8
+    )
+    | usual(eps=1e-5, bos=None, eos=None)
+    | {
         "head_dim": 128,  # as in all files; without it transformers would turn an odd number of 42
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
         "partial_rotary_factor": 0.5,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "attention_bias": False,
         "use_qk_norm": False,
-        "moe_intermediate_size": 1408,
         "n_routed_experts": 128,
         "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,

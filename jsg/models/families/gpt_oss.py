@@ -2,8 +2,8 @@
 
 from jsg.fields import Fields
 from jsg.kernels_pallas.activation import ClampedGate
-from jsg.models.block_spec import ExpertsSpec, StackSpec
-from jsg.models.family import PLAIN
+from jsg.models.block_spec import ExpertsSpec, stacked
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_experts
 
 
@@ -15,28 +15,18 @@ def mlp(config: Fields) -> ExpertsSpec:
         "intermediate_size",
         router={"name": "mlp.router", "has_bias": True},
         activation=ClampedGate(limit=config.number("swiglu_limit"), slope=config.number("swiglu_alpha")),
-        gate="mlp.experts.gate_up_proj",
-        up="mlp.experts.gate_up_proj",
-        down="mlp.experts.down_proj",
-        stack=StackSpec(is_transposed=True, is_interleaved=True, suffix="", bias_suffix="_bias"),
+        **stacked("mlp.experts", is_transposed=True, is_interleaved=True, bias_suffix="_bias"),
         has_bias=True,
     )
 
 
 FAMILY = PLAIN.variant(
-    architecture="GptOssForCausalLM",
     model_type="gpt_oss",
-    defaults={
-        "vocab_size": 201088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150_000.0,
+    defaults=usual(
+        vocab=201088, width=2880, inner=2880, layers=36, heads=64, kv_heads=8, head_dim=64, context=131072, window=128
+    )
+    | usual(eps=1e-5, theta=150_000.0, bos=None, eos=None)
+    | {
         "rope_parameters": {
             "rope_type": "yarn",
             "factor": 32.0,
@@ -45,17 +35,14 @@ FAMILY = PLAIN.variant(
             "truncate": False,
             "original_max_position_embeddings": 4096,
         },
-        "bos_token_id": None,
-        "eos_token_id": None,
         "attention_bias": True,
         "layer_types": None,
-        "sliding_window": 128,
         "num_local_experts": 128,
-        "num_experts_per_tok": 4,
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
+        "num_experts_per_tok": 4,
     },
-    ignored=frozenset({"experts_per_token", "initial_context_length"}),
+    ignored="experts_per_token initial_context_length",
     aliases={"num_experts": "num_local_experts"},
     attention={"bias": "attention_bias", "sinks": "self_attn.sinks"},
     kinds=2,

@@ -19,11 +19,8 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="GraniteForCausalLM",
     model_type="granite",
     defaults={
-        "attention_bias": False,
-        "mlp_bias": False,
         "embedding_multiplier": 1.0,
         "logits_scaling": 1.0,
         "residual_multiplier": 1.0,

@@ -19,9 +19,7 @@ EXPERTS: dict[str, Any] = {
 }
 
 FAMILY = granite.FAMILY.variant(
-    architecture="GraniteMoeForCausalLM",
     model_type="granitemoe",
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
-    without="mlp_bias",
     mlp=EXPERTS,
 )

@@ -30,14 +30,11 @@ def _rope(config: Fields, head_dim: int) -> RopeSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="HunYuanDenseV1ForCausalLM",
     model_type="hunyuan_v1_dense",
-    defaults={"vocab_size": 290943, "rms_norm_eps": 1e-5, "attention_bias": False},
-    ignored=frozenset(
-        # Of other programs and of other models of the same code. `use_cla`, keys of other layers, is refused.
-        "attention_head_dim cla_share_factor class_num dense_list enable_lm_head_fp32 im_end_id im_newline_id "
-        "im_start_id mask_init_id norm_type org_vocab_size pad_id pool_type text_end_id text_start_id "
-        "use_rotary_pos_emb".split()
-    ),
+    defaults={"vocab_size": 290943, "rms_norm_eps": 1e-5},
+    # Of other programs and of other models of the same code. `use_cla`, keys of other layers, is refused.
+    ignored="attention_head_dim cla_share_factor class_num dense_list enable_lm_head_fp32 im_end_id im_newline_id "
+    "im_start_id mask_init_id norm_type org_vocab_size pad_id pool_type text_end_id text_start_id "
+    "use_rotary_pos_emb",
     attention=attention,
 )

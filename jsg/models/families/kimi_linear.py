@@ -7,12 +7,13 @@ import dataclasses
 from typing import Any
 
 from jsg.fields import Fields
+from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.families import deepseek_v3, glm4_moe, glm4_moe_lite
-from jsg.models.families.qwen3_next import LINEAR, MAX_TAPS, named_kinds
-from jsg.models.parts import FULL, MAX_HEAD_DIM, MAX_HEADS, num_layers, read_eps
-from jsg.models.spec import Mixer, ModelSpec, TensorNames
+from jsg.models.families.qwen3_next import KINDS
+from jsg.models.family import usual
+from jsg.models.spec import CAUSAL_PREFIXES, Mixer, ModelSpec
+from jsg.models.state_specs import DeltaSpec
 from jsg.models.without_effect import refuse_unknown
 
 SECTION = "linear_attn_config"
@@ -30,16 +31,16 @@ def attention(config: Fields) -> dict[str, Mixer]:
         refuse_unknown(own, {*SIZES, *LAYERS}, "Kimi Linear's linear attention")
         config = config.under({SIZES[name]: own.get(name) for name in own.names() & SIZES.keys()})
     heads, width = (
-        config.integer("linear_num_heads", high=MAX_HEADS),
-        config.integer("linear_head_dim", high=MAX_HEAD_DIM),
+        config.integer("linear_num_heads", high=parts.MAX_HEADS),
+        config.integer("linear_head_dim", high=parts.MAX_HEAD_DIM),
     )
     linear = DeltaSpec(
         key_heads=heads,
         heads=heads,
         key_dim=width,
         value_dim=width,
-        taps=config.integer("linear_conv_kernel_dim", low=2, high=MAX_TAPS),
-        eps=read_eps(config),
+        taps=config.integer("linear_conv_kernel_dim", low=2, high=parts.MAX_TAPS),
+        eps=parts.read_eps(config),
         gate_rank=width,
         module="self_attn",
         projections=("q_proj", "k_proj", "v_proj"),
@@ -48,20 +49,20 @@ def attention(config: Fields) -> dict[str, Mixer]:
         norm="o_norm",
         output="o_proj",
     )
-    return {FULL: deepseek_v3.attention(config, has_rope=False), LINEAR: linear}
+    return {parts.FULL: deepseek_v3.attention(config, has_rope=False), parts.LINEAR: linear}
 
 
 def kinds(config: Fields) -> list[str]:
     """If the file does not say, every fourth layer behind the first is full."""
-    count, own = num_layers(config), config.section(SECTION)
-    unnamed = [LINEAR if layer % 4 or not layer else FULL for layer in range(count)]
+    count, own = parts.num_layers(config), config.section(SECTION)
+    unnamed = [parts.LINEAR if layer % 4 or not layer else parts.FULL for layer in range(count)]
     if own is not None and own.names() & set(LAYERS):
         full, linear = lists = [own.get(name) for name in LAYERS]
         ok = all(isinstance(each, list) and all(type(layer) is int for layer in each) for each in lists)
         ok = ok and sorted(full + linear) == list(range(1, count + 1))
         config.require(ok, SECTION, f"have each layer from 1 to {count} in {' or '.join(LAYERS)}", lists)
-        unnamed = [FULL if layer in full else LINEAR for layer in range(1, count + 1)]
-    return named_kinds(config, unnamed)
+        unnamed = [parts.FULL if layer in full else parts.LINEAR for layer in range(1, count + 1)]
+    return parts.read_list(config, "layer_types", KINDS, absent=unnamed, needed=parts.FULL)
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
@@ -77,30 +78,20 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
         for layer in range(plain.num_layers)
         for around in ("", "model.")
     }
-    return dataclasses.replace(plain, names=TensorNames(prefixes={**plain.names.prefixes, **prefixes}))
+    return dataclasses.replace(plain, names=dataclasses.replace(plain.names, prefixes=CAUSAL_PREFIXES | prefixes))
 
 
 FAMILY = deepseek_v3.FAMILY.variant(
-    architecture="KimiLinearForCausalLM",
     model_type="kimi_linear",
-    other_types=(),
     only={"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "mla_use_nope": True}
     | {"tie_word_embeddings": False},
-    defaults={
-        "vocab_size": 163840,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 1048576,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 163584,
-        "eos_token_id": 163586,
+    defaults=usual(
+        vocab=163840, width=2304, inner=9216, layers=27, heads=32, kv_heads=32, context=1048576, expert_inner=1024
+    )
+    | usual(eps=1e-5, bos=163584, eos=163586)
+    | {
         "q_lora_rank": None,
-        "moe_intermediate_size": 1024,
         "num_local_experts": 256,
-        "num_experts_per_tok": 8,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,
@@ -111,9 +102,10 @@ FAMILY = deepseek_v3.FAMILY.variant(
         "linear_head_dim": 128,
         "linear_num_heads": 32,
         "linear_conv_kernel_dim": 4,
+        "num_experts_per_tok": 8,
     },
     without="n_routed_experts rope_theta rope_interleave num_nextn_predict_layers",
-    ignored=frozenset({"head_dim", "qk_head_dim", "rope_theta", "use_grouped_topk", "num_nextn_predict_layers"}),
+    ignored="head_dim qk_head_dim rope_theta use_grouped_topk num_nextn_predict_layers",
     aliases={
         "model_max_length": "max_position_embeddings",
         "moe_renormalize": "norm_topk_prob",

@@ -4,14 +4,13 @@ import dataclasses
 
 from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec
-from jsg.models.convolution_spec import ConvolutionSpec
-from jsg.models.family import PLAIN
-from jsg.models.parts import FULL, num_layers, read_attention, read_feed_forward, read_layer_types, read_norm
+from jsg.models.family import PLAIN, usual
+from jsg.models.parts import FULL, MAX_TAPS, num_layers, read_attention, read_feed_forward, read_list, read_norm
 from jsg.models.spec import Mixer, ModelSpec
-from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
+from jsg.models.state_specs import ConvolutionSpec
+from jsg.models.wrapper import Wrapper
 
 CONV = "conv"
-MAX_TAPS = 16
 NORMS = {"query": "self_attn.q_layernorm", "key": "self_attn.k_layernorm"}
 FEED_FORWARD = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
 
@@ -29,12 +28,11 @@ def attention(config: Fields) -> dict[str, Mixer]:
 
 def kinds(config: Fields) -> list[str]:
     """The kind of each layer, one of which has keys. If the file does not say, it may number those with attention."""
-    named, layers = read_layer_types(config, (CONV, FULL)), range(num_layers(config))
+    layers = range(num_layers(config))
     full = config.get("full_attn_idxs", [*layers])
     config.require(isinstance(full, list), "full_attn_idxs", "be a list of the layers with attention", full)
-    named = [FULL if layer in full else CONV for layer in layers] if named is None else named
-    config.require(FULL in named, "layer_types", f"have at least one {FULL}", named)
-    return named
+    numbered = [FULL if layer in full else CONV for layer in layers]
+    return read_list(config, "layer_types", (CONV, FULL), absent=numbered, needed=FULL)
 
 
 def mlp(config: Fields) -> FeedForwardSpec:
@@ -43,8 +41,12 @@ def mlp(config: Fields) -> FeedForwardSpec:
     if config.flag("block_auto_adjust_ff_dim", default=False):
         step = config.integer("block_multiple_of")
         inner = -(int(config.number("block_ffn_dim_multiplier") * (2 * inner // 3)) // -step) * step
-    block = read_feed_forward(config.under({"intermediate_size": inner}))
-    return dataclasses.replace(block, **FEED_FORWARD)
+    return read_block(config.under({"intermediate_size": inner}))
+
+
+def read_block(config: Fields) -> FeedForwardSpec:
+    """A block of the width that the file gives."""
+    return read_feed_forward(config, **FEED_FORWARD)
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:
@@ -57,17 +59,11 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Lfm2ForCausalLM",
     model_type="lfm2",
-    defaults={
-        "vocab_size": 65536,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 128000,
+    defaults=usual(vocab=65536, width=2560, inner=12288, kv_heads=8, context=128000)
+    | usual(theta=1_000_000.0, tied=True)
+    | {
         "norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
         "tie_embedding": None,
         "conv_L_cache": 3,
         "conv_bias": False,
@@ -79,10 +75,8 @@ FAMILY = PLAIN.variant(
         "block_multiple_of": 256,
     },
     without="rms_norm_eps",
-    ignored=frozenset(
-        "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
-        "conv_dim conv_dim_out conv_use_xavier_init num_heads theta use_pos_enc".split()
-    ),
+    ignored="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
+    "conv_dim conv_dim_out conv_use_xavier_init num_heads theta use_pos_enc",
     attention=attention,
     kinds=kinds,
     mlp=mlp,
@@ -94,13 +88,7 @@ FAMILY = PLAIN.variant(
 WRAPPER = Wrapper(
     text_type="lfm2",
     is_tied=True,
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings tie_embedding image_token_id image_token_index "
-        "projector_hidden_act projector_hidden_size projector_bias projector_use_layernorm downsample_factor "
-        "do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_pixels_tolerance max_tiles "
-        "min_image_tokens min_tiles tile_size use_image_special_tokens use_thumbnail vision_feature_layer "
-        "vision_feature_select_strategy".split()
-    ),
-    names=TEXT_NAMES,
-    notes=(TEXT_ONLY,),
+    fields="tie_embedding projector_hidden_size projector_bias projector_use_layernorm downsample_factor "
+    "do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_pixels_tolerance max_tiles "
+    "min_image_tokens min_tiles tile_size use_image_special_tokens use_thumbnail",
 )

@@ -1,11 +1,10 @@
 """LFM2 with experts (8B-A1B), by sigmoids that a bias changes for the choice."""
 
-import dataclasses
-
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import lfm2
-from jsg.models.parts import MAX_LAYERS, is_on, num_layers, read_experts, read_feed_forward
+from jsg.models.family import usual
+from jsg.models.parts import first_dense, is_on, read_experts
 
 ADDED = 1e-6
 """What is added to the sum of weights."""
@@ -13,7 +12,6 @@ ADDED = 1e-6
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer: the first have no experts."""
-    dense = dataclasses.replace(read_feed_forward(config), **lfm2.FEED_FORWARD)
     bias = "feed_forward.expert_bias" if is_on(config, "use_expert_bias") else None
     experts = read_experts(
         config,
@@ -28,20 +26,15 @@ def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
         router={"name": "feed_forward.gate", "choice_bias": bias},
         **{name: tensor.replace(".", ".experts.{expert}.") for name, tensor in lfm2.FEED_FORWARD.items()},
     )
-    first = config.integer("num_dense_layers", low=0, high=MAX_LAYERS)
-    return [dense if layer < first else experts for layer in range(num_layers(config))]
+    return first_dense(config, "num_dense_layers", experts, lfm2.read_block)
 
 
 FAMILY = lfm2.FAMILY.variant(
-    architecture="Lfm2MoeForCausalLM",
     model_type="lfm2_moe",
-    defaults={
-        "hidden_size": 2048,
-        "intermediate_size": 7168,
-        "moe_intermediate_size": 1792,
+    defaults=usual(width=2048, inner=7168, expert_inner=1792, per_token=4)
+    | {
         "num_dense_layers": 2,
         "num_experts": 32,
-        "num_experts_per_tok": 4,
         "use_expert_bias": True,
         "routed_scaling_factor": 1.0,
         "norm_topk_prob": True,

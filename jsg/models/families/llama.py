@@ -14,10 +14,9 @@ def kinds(config: Fields) -> list[str]:
 
 
 FAMILY = PLAIN.variant(
-    architecture="LlamaForCausalLM",
     model_type="llama",
-    defaults={"attention_bias": False, "mlp_bias": False},
-    ignored=frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}),
+    defaults={},
+    ignored="sliding_window use_sliding_window max_window_layers layer_types",
     attention={"bias": "attention_bias"},
     kinds=kinds,
     mlp={"bias": "mlp_bias"},

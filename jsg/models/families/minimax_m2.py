@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import mixtral
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import MAX_HEAD_DIM, read_attention
 
 
@@ -20,7 +20,6 @@ def attention(config: Fields) -> AttentionSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="MiniMaxM2ForCausalLM",
     model_type="minimax_m2",
     only={
         "scoring_func": "sigmoid",
@@ -30,27 +29,17 @@ FAMILY = PLAIN.variant(
         "layernorm_full_attention_beta": 1.0,
         "layernorm_mlp_beta": 1.0,
     },
-    defaults={
-        "vocab_size": 200064,
-        "hidden_size": 3072,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 62,
-        "num_attention_heads": 48,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
+    defaults=usual(
+        vocab=200064, width=3072, inner=1536, layers=62, heads=48, kv_heads=8, head_dim=128, context=196608, per_token=8
+    )
+    | usual(theta=5_000_000.0, bos=200034, eos=200020)
+    | {
         "rotary_dim": None,
-        "max_position_embeddings": 196608,
-        "rope_theta": 5_000_000.0,
-        "bos_token_id": 200034,
-        "eos_token_id": 200020,
         "num_local_experts": 256,
-        "num_experts_per_tok": 8,
         "attn_type_list": None,
         "num_mtp_modules": 0,
     },
-    ignored=frozenset(
-        "layernorm_linear_attention_beta mlp_intermediate_size mtp_transformer_layers shared_moe_mode use_mtp".split()
-    ),
+    ignored="layernorm_linear_attention_beta mlp_intermediate_size mtp_transformer_layers shared_moe_mode use_mtp",
     aliases={"num_experts": "num_local_experts"},
     attention=attention,
     mlp={

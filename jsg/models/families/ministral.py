@@ -4,7 +4,6 @@ from jsg.models.families import mistral
 from jsg.models.parts import read_layer_types
 
 FAMILY = mistral.FAMILY.variant(
-    architecture="MinistralForCausalLM",
     model_type="ministral",
     defaults={"layer_types": None},
     kinds=lambda config: read_layer_types(config) or mistral.kinds(config),

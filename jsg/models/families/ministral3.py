@@ -3,11 +3,24 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, QueryScaleSpec
 from jsg.models.families import mistral
+from jsg.models.family import usual
 from jsg.models.parts import read_attention
 from jsg.models.rope_fields import read_original, rope_section
 
 BETA = "llama_4_scaling_beta"
 OWN_ROPE_FIELDS = frozenset({BETA, "max_position_embeddings"})
+
+YARN = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    BETA: 0.1,
+}
 
 
 def attention(config: Fields) -> AttentionSpec:
@@ -22,26 +35,11 @@ def read_growth(config: Fields) -> QueryScaleSpec:
 
 
 FAMILY = mistral.FAMILY.variant(
-    architecture="Ministral3ForCausalLM",
     model_type="ministral3",
-    defaults={
-        "vocab_size": 131072,
-        "num_hidden_layers": 34,
-        "head_dim": 128,
-        "max_position_embeddings": 262144,
+    defaults=usual(vocab=131072, layers=34, head_dim=128, context=262144, window=None)
+    | {
         "rms_norm_eps": 1e-5,
-        "sliding_window": None,
-        "rope_parameters": {
-            "type": "yarn",
-            "rope_theta": 1_000_000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            BETA: 0.1,
-        },
+        "rope_parameters": YARN,
     },
     attention=attention,
 )

@@ -1,7 +1,7 @@
 """Mistral: Llama without biases, with one window for all layers or none."""
 
 from jsg.fields import Fields
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import SLIDING, all_full, num_layers
 
 
@@ -15,14 +15,8 @@ def kinds(config: Fields) -> list[str]:
 
 
 FAMILY = PLAIN.variant(
-    architecture="MistralForCausalLM",
     model_type="mistral",
-    defaults={
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-    ignored=frozenset({"use_sliding_window"}),
+    defaults=usual(inner=14336, kv_heads=8, context=131072, window=4096),
+    ignored="use_sliding_window",
     kinds=kinds,
 )

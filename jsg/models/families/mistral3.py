@@ -1,27 +1,14 @@
 """Mistral Small 3.1 and 3.2, and Ministral 3 as it is published: a text model beside a tower, which is not built."""
 
-from jsg.models.wrapper import TEXT_NAMES, TEXT_ONLY, Wrapper
+from jsg.models.family import usual
+from jsg.models.wrapper import Wrapper
 
 WRAPPER = Wrapper(
     text_type="mistral",
-    text_half={
-        "vocab_size": 131072,
-        "hidden_size": 5120,
-        "intermediate_size": 32768,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000_000.0,
-        "sliding_window": None,
-    },
+    text_half=usual(
+        vocab=131072, width=5120, inner=32768, layers=40, heads=32, kv_heads=8, head_dim=128, context=131072
+    )
+    | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000_000.0, "sliding_window": None},
     is_tied=True,
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings image_token_index image_token_id projector_hidden_act "
-        "vision_feature_layer multimodal_projector_bias spatial_merge_size ignore_index vocab_size".split()
-    ),
-    names=TEXT_NAMES,
-    notes=(TEXT_ONLY,),
+    fields="spatial_merge_size",
 )

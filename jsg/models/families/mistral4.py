@@ -3,9 +3,10 @@
 from functools import partial
 
 from jsg.fields import Fields
-from jsg.models.block_spec import StackSpec
+from jsg.models.block_spec import stacked
 from jsg.models.families import deepseek_v3, glm4_moe
-from jsg.models.families.ministral3 import BETA, OWN_ROPE_FIELDS, read_growth
+from jsg.models.families.ministral3 import OWN_ROPE_FIELDS, YARN, read_growth
+from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import rope_section
 
@@ -22,52 +23,27 @@ def attention(config: Fields) -> LatentSpec:
 
 
 FAMILY = deepseek_v3.FAMILY.variant(
-    architecture="Mistral4ForCausalLM",
     model_type="mistral4",
-    other_types=(),
     only={},
-    defaults={
-        "vocab_size": 131072,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 1048576,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+    defaults=usual(
+        vocab=131072, width=4096, inner=12288, layers=36, heads=32, kv_heads=32, context=1048576, per_token=4
+    )
+    | usual(bos=1, eos=2)
+    | {
         "q_lora_rank": 1024,
         "kv_lora_rank": 256,
         "qk_nope_head_dim": 64,
         "n_routed_experts": 128,
-        "num_experts_per_tok": 4,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 0,
         "routed_scaling_factor": 1.0,
-        "rope_parameters": {
-            "type": "yarn",
-            "rope_theta": 10_000.0,
-            "factor": 128.0,
-            "original_max_position_embeddings": 8192,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            BETA: 0.1,
-        },
+        "rope_parameters": YARN | {"rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192},
     },
     without="num_nextn_predict_layers",
-    ignored=frozenset({"head_dim", "qk_head_dim"}),
+    ignored="head_dim qk_head_dim",
     aliases={"num_local_experts": "n_routed_experts"},
     attention=attention,
-    mlp=partial(
-        glm4_moe.mlp,
-        choice={"masked_score": 0.0},
-        gate="mlp.experts.gate_up_proj",
-        up="mlp.experts.gate_up_proj",
-        down="mlp.experts.down_proj",
-        stack=StackSpec(suffix=""),
-    ),
+    mlp=partial(glm4_moe.mlp, choice={"masked_score": 0.0}, **stacked("mlp.experts")),
     later_layers=None,
 )

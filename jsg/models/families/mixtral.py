@@ -1,6 +1,7 @@
 """Mixtral: Mistral with a feed-forward block of several experts."""
 
 from jsg.models.families import mistral
+from jsg.models.family import usual
 
 TENSORS = {
     "gate": "block_sparse_moe.experts.{expert}.w1",
@@ -9,14 +10,11 @@ TENSORS = {
 }
 
 FAMILY = mistral.FAMILY.variant(
-    architecture="MixtralForCausalLM",
     model_type="mixtral",
-    defaults={
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": None,
+    defaults=usual(window=None, per_token=2)
+    | usual(eps=1e-5, theta=1_000_000.0)
+    | {
         "num_local_experts": 8,
-        "num_experts_per_tok": 2,
     },
     aliases={"num_experts": "num_local_experts"},
     mlp={

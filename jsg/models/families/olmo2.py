@@ -1,16 +1,12 @@
 """OLMo 2: Llama with norms of what blocks add, not of what they read, and of all heads together."""
 
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 
 FAMILY = PLAIN.variant(
-    architecture="Olmo2ForCausalLM",
     model_type="olmo2",
-    defaults={
+    defaults=usual(eps=1e-5, bos=None, eos=50279)
+    | {
         "vocab_size": 50304,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": False,
-        "bos_token_id": None,
-        "eos_token_id": 50279,
     },
     attention={"bias": "attention_bias", "qk_norm": {"spans_heads": True}},
     norms={"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"},

@@ -21,7 +21,6 @@ def attention(config: Fields) -> dict[str, AttentionSpec]:
 
 
 FAMILY = olmo2.FAMILY.variant(
-    architecture="Olmo3ForCausalLM",
     model_type="olmo3",
     defaults={"rope_theta": THETA, "sliding_window": 4096, "layer_types": None},
     attention=attention,

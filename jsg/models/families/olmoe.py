@@ -2,7 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import is_on, read_experts
 
 
@@ -13,23 +13,13 @@ def mlp(config: Fields) -> ExpertsSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="OlmoeForCausalLM",
     model_type="olmoe",
     only={"clip_qkv": None},
-    defaults={
-        "vocab_size": 50304,
-        "hidden_size": 2048,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": False,
+    defaults=usual(vocab=50304, width=2048, inner=2048, layers=16, heads=16, context=4096, per_token=8)
+    | usual(eps=1e-5, bos=None, eos=50279)
+    | {
         "num_experts": 64,
-        "num_experts_per_tok": 8,
         "norm_topk_prob": False,
-        "bos_token_id": None,
-        "eos_token_id": 50279,
     },
     aliases={"num_local_experts": "num_experts"},
     attention={"bias": "attention_bias", "qk_norm": {"spans_heads": True}},

@@ -3,7 +3,7 @@
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import mistral
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_attention
 from jsg.models.without_effect import ROPE_DICTS
 
@@ -24,21 +24,15 @@ def attention(config: Fields) -> AttentionSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Phi3ForCausalLM",
     model_type="phi3",
-    defaults={
-        "vocab_size": 32064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "max_position_embeddings": 4096,
+    defaults=usual(vocab=32064, width=3072, inner=8192, context=4096, window=None)
+    | usual(eps=1e-5, eos=32000)
+    | {
         "original_max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
         "partial_rotary_factor": 1.0,
-        "sliding_window": None,
-        "eos_token_id": 32000,
     },
-    ignored=frozenset({"use_sliding_window", "full_attn_mod", "interpolate_factor"}),
+    ignored="use_sliding_window full_attn_mod interpolate_factor",
     attention=attention,
     kinds=mistral.kinds,
-    mlp={"is_fused": True},
+    mlp={"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"},
 )

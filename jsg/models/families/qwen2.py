@@ -4,7 +4,7 @@ import dataclasses
 from functools import partial
 
 from jsg.fields import Fields
-from jsg.models.family import PLAIN
+from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_switched_kinds
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
 from jsg.models.spec import ModelSpec
@@ -28,20 +28,14 @@ def model(config: Fields, plain: ModelSpec) -> ModelSpec:
 
 
 FAMILY = PLAIN.variant(
-    architecture="Qwen2ForCausalLM",
     model_type="qwen2",
-    defaults={
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
+    defaults=usual(vocab=151936, inner=22016, kv_heads=32, context=32768, window=4096)
+    | usual(bos=None, eos=None)
+    | {
         "use_sliding_window": False,
-        "sliding_window": 4096,
         "max_window_layers": 28,
         "layer_types": None,
         "dual_chunk_attention_config": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
     },
     attention={"qkv_bias": True},
     kinds=partial(read_switched_kinds, slides=slides),

@@ -1,19 +1,13 @@
 """Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): Qwen2 with experts, and a block that all tokens use beside them."""
 
 from functools import partial
+from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec, SharedExpertSpec
+from jsg.models import parts
+from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import qwen2
-from jsg.models.parts import (
-    MAX_LAYERS,
-    is_on,
-    num_layers,
-    read_experts,
-    read_feed_forward,
-    read_switched_kinds,
-    shared_expert,
-)
+from jsg.models.family import usual
 
 EXPERTS = {
     "num_experts": 60,
@@ -28,21 +22,21 @@ EXPERTS = {
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer, with what all tokens use."""
-    return blocks(config, shared(config))
+    return blocks(config, **shared(config))
 
 
-def shared(config: Fields) -> SharedExpertSpec:
+def shared(config: Fields) -> dict[str, Any]:
     """What all tokens use, times a sigmoid."""
     inner = config.integer("shared_expert_intermediate_size")
-    return shared_expert("mlp.shared_expert", inner, gate="mlp.shared_expert_gate")
+    return {"shared": parts.block_of("mlp.shared_expert", inner), "shared_gate": "mlp.shared_expert_gate"}
 
 
-def blocks(config: Fields, beside: SharedExpertSpec | None = None) -> list[FeedForwardSpec | ExpertsSpec]:
+def blocks(config: Fields, **beside: Any) -> list[FeedForwardSpec | ExpertsSpec]:
     """The feed-forward block of each layer. The file says which have experts; the others are of another width."""
-    count, dense = num_layers(config), read_feed_forward(config)
-    choice = {"is_renormed": is_on(config, "norm_topk_prob")}
-    experts = read_experts(config, "num_experts", "moe_intermediate_size", choice=choice, shared=beside)
-    step, whole = config.integer("decoder_sparse_step", high=MAX_LAYERS), config.get("mlp_only_layers", [])
+    count, dense = parts.num_layers(config), parts.read_feed_forward(config)
+    choice = {"is_renormed": parts.is_on(config, "norm_topk_prob")}
+    experts = parts.read_experts(config, "num_experts", "moe_intermediate_size", choice=choice, **beside)
+    step, whole = config.integer("decoder_sparse_step", high=parts.MAX_LAYERS), config.get("mlp_only_layers", [])
     ok = isinstance(whole, list) and all(type(layer) is int and 0 <= layer < count for layer in whole)
     config.require(ok, "mlp_only_layers", f"be numbers of layers from 0 to {count - 1}", whole)
     return [dense if layer in whole or (layer + 1) % step else experts for layer in range(count)]
@@ -54,19 +48,14 @@ def slides(config: Fields, layer: int) -> bool:
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen2MoeForCausalLM",
     model_type="qwen2_moe",
     defaults=EXPERTS
+    | usual(width=2048, inner=5632, layers=24, heads=16, kv_heads=16)
     | {
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
         "shared_expert_intermediate_size": 5632,
         "qkv_bias": True,
     },
     attention={"qkv_bias": "qkv_bias"},
-    kinds=partial(read_switched_kinds, slides=slides),
+    kinds=partial(parts.read_switched_kinds, slides=slides),
     mlp=mlp,
 )

@@ -17,8 +17,7 @@ def attention(config: Fields) -> AttentionSpec:
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen3ForCausalLM",
     model_type="qwen3",
-    defaults={"head_dim": 128, "attention_bias": False},
+    defaults={"head_dim": 128},
     attention=attention,
 )

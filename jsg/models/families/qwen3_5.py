@@ -2,8 +2,9 @@
 
 from jsg.fields import Fields
 from jsg.models.families import qwen2_moe, qwen3_next
-from jsg.models.spec import Mixer, TensorNames
-from jsg.models.wrapper import TEXT_ONLY, TEXT_PREFIXES, Wrapper
+from jsg.models.family import usual
+from jsg.models.spec import Mixer
+from jsg.models.wrapper import Wrapper
 
 GATES = ("swish", "silu")
 """Names of the only function of the gates after linear attention."""
@@ -17,15 +18,10 @@ def attention(config: Fields) -> dict[str, Mixer]:
 
 
 FAMILY = qwen3_next.FAMILY.variant(
-    architecture="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
     only={"mamba_ssm_dtype": "float32", "attn_output_gate": True},
-    defaults={
-        "vocab_size": 248320,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 4,
+    defaults=usual(vocab=248320, width=4096, inner=12288, layers=32, kv_heads=4)
+    | {
         "output_gate_type": GATES[0],
     },
     without=" ".join([*qwen2_moe.EXPERTS, "shared_expert_intermediate_size"]),
@@ -33,12 +29,4 @@ FAMILY = qwen3_next.FAMILY.variant(
     mlp={},
 )
 
-WRAPPER = Wrapper(
-    text_type="qwen3_5_text",
-    fields=frozenset(
-        "text_config vision_config tie_word_embeddings image_token_id video_token_id vision_start_token_id "
-        "vision_end_token_id".split()
-    ),
-    names=TensorNames(prefixes=TEXT_PREFIXES, unread=r"(model\.visual|mtp)\..*"),
-    notes=(TEXT_ONLY,),
-)
+WRAPPER = Wrapper(text_type="qwen3_5_text", unread=r"(model\.visual|mtp)\..*")

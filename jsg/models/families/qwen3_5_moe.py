@@ -5,28 +5,24 @@ import dataclasses
 from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.families import qwen2_moe, qwen3_5
+from jsg.models.family import usual
 from jsg.models.parts import read_experts
 
 
 def mlp(config: Fields) -> ExpertsSpec:
     """All layers have experts, and the block that all tokens use beside them."""
-    return read_experts(config, "num_experts", "moe_intermediate_size", shared=qwen2_moe.shared(config))
+    return read_experts(config, "num_experts", "moe_intermediate_size", **qwen2_moe.shared(config))
 
 
 FAMILY = qwen3_5.FAMILY.variant(
-    architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
-    defaults={
-        "hidden_size": 2048,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 512,
+    defaults=usual(width=2048, layers=40, kv_heads=2, expert_inner=512, per_token=8)
+    | {
         "shared_expert_intermediate_size": 512,
         "num_experts": 256,
-        "num_experts_per_tok": 8,
     },
     without="intermediate_size",
-    ignored=qwen3_5.FAMILY.ignored | {"intermediate_size", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"},
+    ignored=f"{qwen3_5.FAMILY.ignored} intermediate_size decoder_sparse_step mlp_only_layers norm_topk_prob",
     mlp=mlp,
 )
 

@@ -2,6 +2,7 @@
 
 from jsg.fields import Fields
 from jsg.models.families import qwen2, qwen2_moe, qwen3
+from jsg.models.family import usual
 from jsg.models.parts import FULL, SLIDING, is_on, num_layers
 
 
@@ -12,21 +13,14 @@ def kinds(config: Fields) -> list[str]:
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
     defaults=qwen2_moe.EXPERTS
+    | usual(width=2048, inner=6144, layers=24, kv_heads=4, expert_inner=768, per_token=8)
     | {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
-        "attention_bias": False,
-        "moe_intermediate_size": 768,
         "num_experts": 128,
-        "num_experts_per_tok": 8,
     },
     without="max_window_layers layer_types",
-    ignored=frozenset({"max_window_layers", "layer_types"}),
+    ignored="max_window_layers layer_types",
     aliases={"num_local_experts": "num_experts"},
     attention=qwen3.NORMED,
     kinds=kinds,

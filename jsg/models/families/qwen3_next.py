@@ -4,24 +4,14 @@ from functools import partial
 from typing import Any
 
 from jsg.fields import Fields
-from jsg.models.delta_spec import DeltaSpec
+from jsg.models import parts
 from jsg.models.families import qwen2, qwen2_moe
-from jsg.models.parts import (
-    FULL,
-    LINEAR,
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_LAYERS,
-    MAX_TAPS,
-    num_layers,
-    read_attention,
-    read_eps,
-    with_unread,
-)
+from jsg.models.family import PLAIN, usual
 from jsg.models.spec import Mixer
+from jsg.models.state_specs import DeltaSpec
 
 GATED = tuple(f"self_attn.{name}_proj" for name in "qkvq")
-KINDS = (LINEAR, FULL)
+KINDS = (parts.LINEAR, parts.FULL)
 WIDE = {"is_wide": True, "adds_one": True}
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 """How positions of pictures turn heads. Those of text are the same in all sections."""
@@ -29,68 +19,53 @@ SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 
 def attention(config: Fields, projections: tuple[str, ...], gates: tuple[str, ...]) -> dict[str, Mixer]:
     """The attention of each kind of layer, and the tensors of projections to linear ones."""
-    key_heads, heads = (config.integer(f"linear_num_{kind}_heads", high=MAX_HEADS) for kind in ("key", "value"))
+    key_heads, heads = (config.integer(f"linear_num_{kind}_heads", high=parts.MAX_HEADS) for kind in ("key", "value"))
     config.require(heads % key_heads == 0, "linear_num_value_heads", f"be a multiple of {key_heads} key heads", heads)
-    taps = config.integer("linear_conv_kernel_dim", high=MAX_TAPS)
+    taps = config.integer("linear_conv_kernel_dim", high=parts.MAX_TAPS)
     config.require(taps > 1, "linear_conv_kernel_dim", "be above 1", taps)
     linear = DeltaSpec(
         key_heads=key_heads,
         heads=heads,
-        key_dim=config.integer("linear_key_head_dim", high=MAX_HEAD_DIM),
-        value_dim=config.integer("linear_value_head_dim", high=MAX_HEAD_DIM),
+        key_dim=config.integer("linear_key_head_dim", high=parts.MAX_HEAD_DIM),
+        value_dim=config.integer("linear_value_head_dim", high=parts.MAX_HEAD_DIM),
         taps=taps,
-        eps=read_eps(config),
+        eps=parts.read_eps(config),
         projections=projections,
         gates=gates,
     )
     full: dict[str, Any] = {"is_partial": True, "own_rope_fields": SECTIONS, "bias": "attention_bias"}
-    return {FULL: read_attention(config, **full, qk_norm=WIDE, projections=GATED), LINEAR: linear}
+    return {parts.FULL: parts.read_attention(config, **full, qk_norm=WIDE, projections=GATED), parts.LINEAR: linear}
 
 
 def kinds(config: Fields) -> list[str]:
     """If the file does not say, every so-manyth layer is full."""
-    every = config.integer("full_attention_interval", high=MAX_LAYERS)
-    return named_kinds(config, [LINEAR if layer % every else FULL for layer in range(1, num_layers(config) + 1)])
-
-
-def named_kinds(config: Fields, unnamed: list[str]) -> list[str]:
-    """The kinds that the file names, or these. At least one is full."""
-    named, count = config.get("layer_types", unnamed), len(unnamed)
-    ok = isinstance(named, list) and len(named) == count and all(kind in KINDS for kind in named) and FULL in named
-    config.require(ok, "layer_types", f"be {count} of {' or '.join(KINDS)}, at least one of them {FULL}", named)
-    return named
+    every = config.integer("full_attention_interval", high=parts.MAX_LAYERS)
+    unnamed = [parts.LINEAR if layer % every else parts.FULL for layer in range(1, parts.num_layers(config) + 1)]
+    return parts.read_list(config, "layer_types", KINDS, absent=unnamed, needed=parts.FULL)
 
 
 FAMILY = qwen2.FAMILY.variant(
-    architecture="Qwen3NextForCausalLM",
     model_type="qwen3_next",
     defaults=qwen2_moe.EXPERTS
+    | usual(width=2048, inner=5632, layers=48, heads=16, kv_heads=2, head_dim=256, expert_inner=512, per_token=10)
     | {
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
         "partial_rotary_factor": 0.25,
-        "attention_bias": False,
         "full_attention_interval": 4,
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
-        "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
         "num_experts": 512,
-        "num_experts_per_tok": 10,
         "norm_topk_prob": True,
     },
     without="use_sliding_window sliding_window max_window_layers dual_chunk_attention_config",
-    ignored=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}),
+    ignored="mtp_num_hidden_layers mtp_use_dedicated_embeddings",
     attention=partial(attention, projections=("in_proj_qkvz",), gates=("in_proj_ba",)),
     kinds=kinds,
     mlp=qwen2_moe.mlp,
     norm=WIDE,
-    model=lambda config, model: with_unread(model, r"mtp\..*"),
+    model=PLAIN.model,
+    unread=r"mtp\..*",
 )

@@ -6,6 +6,7 @@ from functools import partial
 from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import llama
+from jsg.models.family import usual
 from jsg.models.parts import MAX_LAYERS, num_layers, read_attention, read_switched_kinds
 
 
@@ -28,26 +29,16 @@ def read_roped_layers(config: Fields) -> list[bool]:
 
 
 FAMILY = llama.FAMILY.variant(
-    architecture="SmolLM3ForCausalLM",
     model_type="smollm3",
-    defaults={
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "rope_theta": 2_000_000.0,
+    defaults=usual(vocab=128256, width=2048, layers=36, heads=16, kv_heads=4, context=32768, window=None)
+    | usual(theta=2_000_000.0, tied=True, bos=128000, eos=128001)
+    | {
         "use_sliding_window": False,
-        "sliding_window": None,
         "no_rope_layers": None,
         "no_rope_layer_interval": 4,
         "layer_types": None,
-        "tie_word_embeddings": True,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
     },
-    ignored=frozenset({"max_window_layers"}),
+    ignored="max_window_layers",
     attention=attention,
     kinds=partial(read_switched_kinds, slides=lambda config, layer: not read_roped_layers(config)[layer]),
 )

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from jsg.processing.snapshot_points import PlacedText, joined_text
 from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
@@ -23,7 +24,7 @@ from jsg.server.shared.constraint import (
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import VALUES
-from jsg.server.shared.messages import ARGUMENTS, arguments_for_template
+from jsg.server.shared.messages import ARGUMENTS, PREFIX_END, arguments_for_template
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.thinking_fields import EFFORT, Asked, Thinking, join_wishes
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
@@ -44,7 +45,6 @@ _OF_DOCUMENTS: Mapping[str, str] = {
     **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
     "citations": "answers of this version have no citations; leave it out",
 }
-_CACHED_ANYWAY = "what comes again is found without it while there is room"
 _NO_CALLERS = "because only the model calls tools"
 _NO_THREADS = "the server keeps no threads; send the whole conversation without it"
 _NOT_HERE = "thoughts belong in a message of the assistant; leave it out"
@@ -70,11 +70,10 @@ class TextBlock(Body):
         **_OF_DOCUMENTS,
         **dict.fromkeys(("thinking", "signature", "data"), _NOT_HERE),
     }
-    ACCEPTED: ClassVar[Mapping[str, str]] = {"cache_control": _CACHED_ANYWAY}
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
+    cache_control: CacheControl | None = Field(None, description=PREFIX_END)
 
 
 class ImageSource(Body):
@@ -136,7 +135,6 @@ class MessageBlock(ThoughtFields):
         "toolset_name": _NO_SERVER_TOOLS,
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "cache_control": _CACHED_ANYWAY,
         "caller": f'only `{{"type": "direct"}}` is taken, {_NO_CALLERS}',
         "is_error": "chat templates do not read it; the content says what went wrong",
     }
@@ -155,7 +153,9 @@ class MessageBlock(ThoughtFields):
     content: str | Checked[TextBlock] | None = Field(
         None, description=f"For the type `tool_result`: the result. {_JOINED}"
     )
-    cache_control: CacheControl | None = None
+    cache_control: CacheControl | None = Field(
+        None, description=f"{PREFIX_END} At thoughts, a picture or a call it counts at the end of the text before it."
+    )
     caller: Annotated[Any, Only(({"type": "direct"},), _NO_SERVER_TOOLS)] = None
     is_error: bool | None = None
 
@@ -207,11 +207,12 @@ class AnthropicMessage(Body):
         calls: list[dict[str, Any]] = []
         thoughts: list[str] = []
         for block in self.blocks:
+            end = [PlacedText()] * (block.cache_control is not None)
             if block.type == "tool_result":
                 if any(pieces):
                     yield {"role": self.role}, pieces
                     pieces = []
-                yield {"role": "tool", "tool_call_id": block.tool_use_id}, [joined(block.content or "")]
+                yield {"role": "tool", "tool_call_id": block.tool_use_id}, [joined(block.content or ""), *end]
             elif block.type == "tool_use":
                 function = {"name": block.name, "arguments": arguments_for_template(block.input or {}, rules)}
                 calls.append({"id": block.id, "type": "function", "function": function})
@@ -219,6 +220,7 @@ class AnthropicMessage(Body):
                 thoughts.append(block.thoughts)
             else:
                 pieces.append(block.source.media if block.source is not None else block.text or "")
+            pieces += end if block.type != "tool_result" else []
         has_results = any(block.type == "tool_result" for block in self.blocks)
         if any(pieces) or not has_results:
             turn: dict[str, Any] = {"role": self.role} | ({"tool_calls": calls} if calls else {})
@@ -233,7 +235,6 @@ class AnthropicTool(Body):
         **dict.fromkeys(("max_uses", "allowed_domains", "blocked_domains", "user_location"), _NO_SERVER_TOOLS),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "cache_control": _CACHED_ANYWAY,
         "allowed_callers": f'only `["direct"]` is taken, {_NO_CALLERS}',
         "defer_loading": "only false is taken, because the model sees every tool",
         "eager_input_streaming": "a stream always sends arguments as they are generated",
@@ -244,7 +245,9 @@ class AnthropicTool(Body):
     description: str | None = Field(None, description=DESCRIPTION)
     input_schema: dict[str, Any] = Field(description="A JSON Schema of the arguments, which is shown to the model.")
     strict: bool | None = Field(None, description=STRICT.replace("parameters", "input_schema"))
-    cache_control: CacheControl | None = None
+    cache_control: CacheControl | None = Field(
+        None, description=f"{PREFIX_END} At a tool it counts behind all tools and the system message."
+    )
     allowed_callers: Annotated[Any, Only((["direct"],), _NO_SERVER_TOOLS)] = None
     defer_loading: Annotated[Any, Only((False,), "the model sees every tool; leave it out")] = None
     eager_input_streaming: bool | None = None
@@ -311,7 +314,7 @@ class CountTokensBody(Body):
         **dict.fromkeys(("user_profile_id", "workspace_id"), "it belongs to another service; leave it out"),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "cache_control": _CACHED_ANYWAY,
+        "cache_control": "a model whose layers keep states keeps one at the end of each prompt anyway",
         "speed": 'there is one speed; "fast" brings a warning',
         "context_management": "only the clearing of thoughts is taken, with a warning, because the chat template "
         "decides which thoughts of earlier turns the model sees",
@@ -355,6 +358,9 @@ class CountTokensBody(Body):
                 else:
                     turns.append(turn)
                     pieces.append(own)
+        if any(tool.cache_control is not None for tool in self.tools or ()):
+            own = next((own for turn, own in zip(turns, pieces, strict=True) if turn["role"] != "system"), [])
+            own.insert(0, PlacedText())
         return [turn | {"content": joined_content(own)} for turn, own in zip(turns, pieces, strict=True)]
 
     def constraint(self) -> Constraint | None:
@@ -471,4 +477,6 @@ def joined_thoughts(*turns: Mapping[str, Any]) -> dict[str, str]:
 
 def joined(content: str | list[TextBlock]) -> str:
     """A content as one text."""
-    return content if isinstance(content, str) else "".join(block.text for block in content)
+    if isinstance(content, str):
+        return content
+    return joined_text([PlacedText(each.text) if each.cache_control is not None else each.text for each in content])

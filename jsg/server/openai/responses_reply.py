@@ -249,8 +249,10 @@ class Reply:
         return {"type": "output_text", "annotations": [], "logprobs": shown, "text": message.text}
 
     def _lists(self, scored: Sequence[TokenLogprob]) -> JsonLists:
+        names = self._names  # and not itself: the item that this reply holds keeps the function
+
         def show(start: int, stop: int) -> dict[str, list[Any]]:
-            return {"logprobs": self._names.scores(scored[start:stop])}
+            return {"logprobs": names.scores(scored[start:stop])}
 
         return JsonLists(show, step_of(self.answer.request))
 

@@ -1,5 +1,6 @@
 """Messages as OpenAI's clients write them → messages as chat templates take them."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.media.base64_files import MAX_FRAMES
+from jsg.processing.snapshot_points import PlacedText
 from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
@@ -24,7 +26,10 @@ ARGUMENTS = (
 _MAX_DEPTH = 64
 DROPPED = "the chat template drops the thoughts of earlier turns"
 _NO_FILES = "models read text, pictures and videos only; send the content as text"
-_CACHED_ANYWAY = "what comes again is found without it while there is room"
+PREFIX_END = (
+    "Marks the end of what other requests have too. A model whose layers keep states keeps one there; with others it "
+    "changes nothing, because what comes again is found anyway while there is room."
+)
 _THOUGHTS = ("reasoning_content", "reasoning")
 _FOREIGN: Mapping[str, tuple[str, ...]] = {
     "system": ("tool_calls", "function_call", "tool_call_id", "refusal", *_THOUGHTS),
@@ -62,18 +67,14 @@ class ContentPart(Body):
         **dict.fromkeys(("input_audio", "file", "audio_url", "image_embeds"), _NO_FILES),
         "input_image": "only /v1/responses takes it; send image_url",
     }
-    ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "cache_control": _CACHED_ANYWAY,
-        "prompt_cache_breakpoint": _CACHED_ANYWAY,
-    }
 
     type: Literal["text", "refusal", "image_url", "video_url"]
     text: str | None = None
     image_url: ImageUrl | None = Field(None, description="A picture, for a model that sees.")
     video_url: VideoUrl | None = Field(None, description="A video, for a model that takes videos.")
     refusal: str | None = Field(None, description="The text with which the assistant refused.")
-    cache_control: dict[str, Any] | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = Field(None, description=PREFIX_END)
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, description=PREFIX_END)
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -89,6 +90,11 @@ class ContentPart(Body):
         if self.video_url is not None:
             return MediaSource("video", self.video_url.url, self.video_url.num_frames)
         return self.text or self.refusal or ""
+
+    @property
+    def ends_prefix(self) -> bool:
+        """Whether other requests are likely to go on behind it."""
+        return self.cache_control is not None or self.prompt_cache_breakpoint is not None
 
 
 class FunctionCall(Body):
@@ -209,8 +215,10 @@ class Message(Body):
         return message
 
     def _content(self) -> str | list[Any]:
-        content = [self.content] if isinstance(self.content, str) else [part.piece for part in self.content or ()]
-        return joined_content([*content, self.refusal or ""])
+        if isinstance(self.content, str):
+            return joined_content([self.content, self.refusal or ""])
+        parts = [[part.piece, *[PlacedText()] * part.ends_prefix] for part in self.content or ()]
+        return joined_content([*itertools.chain.from_iterable(parts), self.refusal or ""])
 
     def _calls(self, rules: FieldRules) -> list[dict[str, Any]]:
         if self.function_call is not None:

@@ -21,6 +21,7 @@ from tests.constrained.vocabularies import odd_vocabulary, tokenize, word_vocabu
 
 NO_STEPS = "too many steps"
 AMBIGUOUS = 'root ::= s\ns ::= "a" s s | [a-z] s "b" | [a-z] s | "x"'
+SUMS = 'root ::= s\ns ::= "a" | "a" s | "a" s "a"'
 LETTERS = word_vocabulary(*(bytes([byte]) for byte in range(97, 123)))
 
 
@@ -71,6 +72,16 @@ def test_every_question_has_fuel(question: str):
             ask()
         assert asked.num_frames == num_frames or question == "advance"
     ask()  # what ran out of fuel has left nothing wrong behind
+
+
+def test_a_text_with_too_many_ways_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
+    """Room for more states would not help it, and the mask cost up to twice its limit."""
+    masker = CompiledGrammar(tables_of("ebnf", SUMS), word_vocabulary(b"a" * 40), Limits(heads=4)).new_masker()
+    walks, walk = list[int](), Machine.walk
+    monkeypatch.setattr(Machine, "walk", lambda *args: walks.append(1) or walk(*args))
+    with pytest.raises(GrammarError, match="in at most 4 ways"):
+        masker.mask_key()
+    assert len(walks) == 1
 
 
 def test_work_is_paid_for_once():

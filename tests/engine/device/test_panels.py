@@ -40,7 +40,13 @@ def logits(config: ModelSpec, model: nnx.Module) -> np.ndarray:
         ("llama_tied", "int4"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("llama_biases", "none"), ("llama_tied", "int8"), ("llama_biases", "int4"))
+            for case in (
+                ("llama_biases", "none"),
+                ("llama_tied", "int8"),
+                ("llama_biases", "int4"),
+                ("mixtral", "int4"),
+                ("gpt_oss", "fp8"),
+            )
         ),
     ],
 )
@@ -51,9 +57,12 @@ def test_logits_are_those_of_the_plain_model(tmp_path: Path, variant: str, quant
     np.testing.assert_allclose(logits(config, laid_out), logits(config, plain), atol=2e-5)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_an_abstract_model_is_laid_out_as_a_loaded_one(tmp_path: Path, quantization: str):
-    config = config_of("llama_tied", tmp_path)
+@pytest.mark.parametrize(
+    ("variant", "quantization"),
+    [("llama_tied", "int8"), ("llama_tied", "int4"), pytest.param("mixtral", "int4", marks=pytest.mark.slow)],
+)
+def test_an_abstract_model_is_laid_out_as_a_loaded_one(tmp_path: Path, variant: str, quantization: str):
+    config = config_of(variant, tmp_path)
     loaded = load_model(tmp_path, config, quantization=quantization, dtype=jnp.bfloat16)
     abstract = abstract_model(config, jnp.bfloat16, quantization)
     for model in (loaded, abstract):

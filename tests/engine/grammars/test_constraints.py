@@ -86,6 +86,16 @@ def test_default_mode_matches_the_grammar(taught_core_of, knobs: dict, jump: Jum
         check_matches(core, each, outcomes[each.rid])
 
 
+def test_a_request_holds_only_the_place_where_its_text_is(core: EngineCore):
+    core.add(request(pattern=3, jump_forward="draft"))
+    num_held = list[int]()
+    while core.has_work:
+        core.step()
+        maskers = [each.masker for each in core.grammars._live.values()]
+        num_held += [len(masker._passed) for masker in maskers if masker.num_accepted]
+    assert num_held and not any(num_held), "places that the text has passed cannot be forgotten"
+
+
 def test_drafts_save_steps(core: EngineCore):
     steps = {}
     for jump in ("off", "draft", "retokenize"):

@@ -1,5 +1,7 @@
 """The grammars of an engine core: one of each, bound when needed, and bounded in what they take together."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -65,6 +67,25 @@ def test_a_grammar_is_bound_when_it_is_first_needed_and_once(store: GrammarStore
     maskers = [store.new_masker(grammar) for grammar in grammars]
     assert len({id(masker.grammar) for masker in maskers}) == 1
     assert list(store._machines) == ["0"]
+
+
+def test_a_grammar_that_is_dropped_does_not_wait_for_the_collector(store: GrammarStore):
+    """Of a long answer these are a hundred thousand objects, and masks of megabytes."""
+    grammar = held(store, 0)
+    go_through(store, 0, grammar)
+    machine = grammar.machine
+    assert machine is not None
+    machine.start.next[5] = machine.start  # as a loop in a text has it
+    places, made = machine._by_config, weakref.ref(machine)
+    assert len(places) > 10
+    gc.disable()
+    try:
+        del machine
+        store.release(grammar)
+        store.forget(["0"])
+        assert made() is None and not places
+    finally:
+        gc.enable()
 
 
 def test_a_grammar_that_is_known_again_is_the_one_that_a_request_has(store: GrammarStore):

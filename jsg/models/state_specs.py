@@ -1,7 +1,4 @@
-"""Linear attention by the gated delta rule, as a record. No JAX.
-
-Yang et al. 2024, "Gated Delta Networks" (arXiv:2412.06464). Nothing is kept of a token: a request has a state.
-"""
+"""Mixers that keep nothing of a token, but a state of each request, as records. No JAX."""
 
 import dataclasses
 
@@ -42,10 +39,9 @@ class HeadStates(StateMixer):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec(HeadStates):
-    """A gated delta rule.
+    """A gated delta rule: Yang et al. 2024, "Gated Delta Networks" (arXiv:2412.06464).
 
     Attributes:
-        most: The greatest strength.
         gate_rank: Width of what the decays of each number of a key, and the gates of the output, are made of: see
             `GatesApart`. None if a head has one decay, and its gates are among the projections.
         module: What the names of all its tensors begin with.
@@ -57,7 +53,6 @@ class DeltaSpec(HeadStates):
         output: That of the projection of outputs.
     """
 
-    most: float = 1.0
     gate_rank: int | None = None
     module: str = "linear_attn"
     projections: tuple[str, ...]
@@ -76,4 +71,63 @@ class DeltaSpec(HeadStates):
     def over_devices(self, count: int) -> "DeltaSpec":
         """The same for several devices, which share out the key heads."""
         require_divisor(count, count, 1, "linear_num_key_heads", self.key_heads)
+        return self
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec(HeadStates):
+    """A selective scan: the gated delta rule without what a state has already. Files call a key head a group.
+
+    Dao and Gu 2024, "Transformers are SSMs" (Mamba-2, arXiv:2405.21060).
+
+    Attributes:
+        name: What the names of all its tensors begin with.
+        group_repeats: How many times the model has each key head of the checkpoint: see `over_devices`.
+        has_bias: The convolution has a bias.
+        steps: The smallest and the largest step of a token.
+    """
+
+    name: str
+    group_repeats: int = 1
+    has_bias: bool = True
+    steps: tuple[float, float] = (0.0, float("inf"))
+
+    def num_weights(self, width: int) -> int:
+        """The numbers of the kernels, in a model of this width."""
+        return width * (self.mixed + 2 * self.heads * self.value_dim + self.heads)
+
+    def over_devices(self, count: int) -> "MambaSpec":
+        """The same for several devices, which share out the groups. A single group is repeated for each of them."""
+        repeats = count if self.key_heads == 1 else 1
+        require_divisor(count, count, 1, "the groups of heads of Mamba layers", self.key_heads * repeats)
+        require_divisor(count, count, 1, "the heads of Mamba layers", self.heads)
+        return dataclasses.replace(self, key_heads=self.key_heads * repeats, group_repeats=repeats)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionSpec(StateMixer):
+    """A causal convolution of each channel, of what a gate lets through, and a gate of its results.
+
+    Attributes:
+        channels: The channels, as many as the model is wide.
+        taps: How many tokens the convolution sees, with the newest.
+        has_bias: The projections and the convolution have biases.
+    """
+
+    channels: int
+    taps: int
+    has_bias: bool
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What the layer keeps of a request: the last inputs of the convolution."""
+        return (StateShape((self.taps, self.channels), 1),)
+
+    def num_weights(self, width: int) -> int:
+        """The numbers of the kernels, in a model of this width."""
+        return 4 * width * self.channels
+
+    def over_devices(self, count: int) -> "ConvolutionSpec":
+        """The same for several devices, which share out the channels."""
+        require_divisor(count, count, 1, "hidden_size", self.channels)
         return self

@@ -1,0 +1,137 @@
+"""The tensors of GGUF files under the names, and with the numbers, that the checkpoint for transformers has."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jsg.gguf.architectures import FACTORS, Metadata, name_of
+from jsg.gguf.container import Container, Place, read_container
+from jsg.malloc import rows_at_once
+
+
+class GgufTensor:
+    """One tensor, or one expert of it.
+
+    Attributes:
+        shape: Its shape.
+        dtype: The type of the numbers that are read, as safetensors calls it.
+        num_bytes: The bytes in the file of numbers in few bits; 0 if each is whole.
+    """
+
+    def __init__(self, data: np.ndarray, place: Place, heads: int | None = None, *, is_one_more: bool = False):
+        """Takes bytes [rows…, bytes of a row].
+
+        Args:
+            data: The bytes.
+            place: Where they are from.
+            heads: The number of heads whose rows are in the order of llama.cpp; None for rows as they are published.
+            is_one_more: Whether 1 was added to each number.
+        """
+        self.shape = (*data.shape[:-1], place.shape[-1])
+        self._data, self._block, self._is_one_more = data, place.block, is_one_more
+        self.dtype = "F32" if is_one_more else place.block.dtype
+        self.num_bytes = data.nbytes if place.block.length > 1 else 0
+        self._order: np.ndarray | None = None
+        if heads and self.shape[0] % (2 * heads) == 0:
+            # The two numbers of a pair are neighbours in the file, and half a head apart here.
+            self._order = np.arange(self.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+    def read(self, slices: tuple[slice, ...]) -> np.ndarray:
+        """A slice. Only the blocks that it touches are restored."""
+        numbers = self._cut(self._block.restore, slices, 1)
+        return numbers.astype(np.float32) - np.float32(1) if self._is_one_more else numbers
+
+    @property
+    def form(self) -> tuple[Literal["int8", "int4"], int, str] | None:
+        """What it can be kept as: kind of numbers, length of a group, type of scales; None if it must be restored."""
+        return self._block.form
+
+    def kept(self, slices: tuple[slice, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers and the scales of whole groups, if it has a form. Of 4 bits two numbers plus 8 are in a byte."""
+        split, (kind, group, _) = self._block.split, self._block.form or ("int8", 1, "")
+        assert split is not None, "a tensor with a form"
+        numbers = self._cut(lambda blocks: split(blocks)[0], slices, 1)
+        if kind == "int4":
+            codes = (numbers + np.int8(8)).view(np.uint8)
+            numbers = codes[..., ::2] | codes[..., 1::2] << 4
+        return numbers, self._cut(lambda blocks: split(blocks)[1], slices, group)
+
+    def _cut(self, restore: Callable[[np.ndarray], np.ndarray], slices: tuple[slice, ...], group: int) -> np.ndarray:
+        """What blocks have for each `group` of their columns, of the columns of a slice, or for each of them."""
+        *rows, columns = slices
+        if self._order is not None and not rows:  # biases
+            return self._of_rows(restore, [], slice(None), group)[self._order[columns]]
+        return self._of_rows(
+            restore, rows if self._order is None else [self._order[rows[0]], *rows[1:]], columns, group
+        )
+
+    def _of_rows(
+        self, restore: Callable[[np.ndarray], np.ndarray], rows: Sequence[Any], columns: slice, group: int
+    ) -> np.ndarray:
+        length, nbytes = self._block.length, self._block.nbytes
+        start, stop, step = columns.indices(self.shape[-1])
+        first, last = start // length, -(-max(start, stop) // length)
+        raw = np.ascontiguousarray(self._data[(*rows, slice(first * nbytes, last * nbytes))])
+        restored = restore(raw.reshape(-1, nbytes)).reshape(*raw.shape[:-1], (last - first) * length // group)
+        return restored[..., (start - first * length) // group : (stop - first * length) // group : step]
+
+    def piece(self, outer: int = 0) -> tuple[int, int]:
+        """Rows that are restored at once."""
+        return outer, rows_at_once(self.shape, 4, outer)
+
+
+def read_metadata(containers: Sequence[tuple[Path, Container]]) -> Metadata:
+    """The metadata of a model, whose first file has it, with what its tensors say."""
+    shapes, factors = {}, {}
+    for path, container in containers:
+        shapes |= {name: place.shape for name, place in container.tensors.items()}
+        for name in container.tensors.keys() & set(FACTORS):
+            place = container.tensors[name]
+            numbers = GgufTensor(_bytes_of(_mapped(path), place), place).read((slice(None),) * len(place.shape))
+            factors[name] = [float(str(number)) for number in numbers.reshape(-1)]
+    return Metadata(containers[0][1].metadata, shapes, factors)
+
+
+def open_tensors(paths: Sequence[Path]) -> dict[str, GgufTensor]:
+    """The tensors of a model's files by their names for transformers.
+
+    Raises:
+        ModelError: A file is damaged, or it is of an architecture or of types that jsg does not read.
+    """
+    containers = [(path, read_container(path)) for path in paths]
+    metadata = read_metadata(containers)
+    architecture, has_experts = metadata.architecture, bool(metadata.get("expert_count"))
+    heads = _heads(metadata) if architecture == "llama" else {}
+    tensors: dict[str, GgufTensor] = {}
+    for path, container in containers:
+        file = _mapped(path)
+        for stored, place in container.tensors.items():
+            if stored in FACTORS:
+                continue
+            name, data = name_of(stored, architecture, has_experts=has_experts), _bytes_of(file, place)
+            if "{}" in name and len(place.shape) == 3:
+                one = Place(place.shape[1:], place.block, place.start)
+                tensors |= {name.replace("{}", str(expert)): GgufTensor(part, one) for expert, part in enumerate(data)}
+                continue
+            is_one_more = architecture == "gemma3" and name.endswith("norm.weight")
+            which = stored.removesuffix(".bias").removesuffix(".weight").rpartition(".")[2]
+            tensors[name] = GgufTensor(data, place, heads.get(which), is_one_more=is_one_more)
+    return tensors
+
+
+def _heads(metadata: Metadata) -> Mapping[str, int]:
+    """How many heads the rows of queries and of keys have."""
+    heads = metadata.need("attention.head_count")
+    return {"attn_q": heads, "attn_k": metadata.get("attention.head_count_kv", heads)}
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """The bytes of a file, which stay there until they are read."""
+    return np.memmap(path, np.uint8, "r").view(np.ndarray)
+
+
+def _bytes_of(file: np.ndarray, place: Place) -> np.ndarray:
+    """The bytes of a tensor [rows…, bytes of a row]."""
+    return file[place.start : place.start + place.nbytes].reshape(*place.shape[:-1], -1)

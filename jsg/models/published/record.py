@@ -1,0 +1,170 @@
+"""How the kernels of a published checkpoint are quantised, by its `config.json` and the files beside it.
+
+No JAX and no numpy.
+"""
+
+import dataclasses
+import fnmatch
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from jsg.errors import ModelError
+from jsg.fields import MAX_INTEGER, Fields
+from jsg.kernels_pallas.form import Form
+from jsg.models.published.layout import Group, Layout
+from jsg.models.without_effect import refuse_unknown
+
+COMMON = (".scale",)
+"""Marks that tensors of other kinds have, too. They count if the kernel is there."""
+_MAKING = frozenset(
+    "quant_method producer meta quantizer tokenizer dataset batch_size seqlen nsamples iters iterations lr minmax_lr "
+    "amp damp_percent damp_auto_increment mse static_groups true_sequential act_group_aware gptaq hyb_act "
+    "model_seqlen model_name_or_path model_file_base_name block_name_to_quantize to_quant_block_names "
+    "module_name_preceding_first_block modules_in_block_to_quantize max_input_length pad_token_id cache_block_outputs "
+    "low_gpu_mem_usage gradient_accumulate_steps enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input "
+    "autoround_version data_type scale_dtype mock_quantization offload_to_disk offload_to_disk_path parallel_packing "
+    "device backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config use_exllama disable_exllama use_cuda_fp16 "
+    "global_compression_ratio".split()
+)
+"""Fields that say how a checkpoint was made, and how other programs compute with it."""
+UNREAD = re.compile(r".*[._](input|activation|output|q|k|v|kv)_(global_)?(scale|zero_point)(_ub)?")
+"""Names of tensors that say how activations and cached keys and values are rounded. jsg does not round them so."""
+
+Rule = Callable[[str], str | None]
+"""From the name of a module to the reason why a list means it, or None."""
+
+
+class KeptForm(NamedTuple):
+    """How a kernel can be kept in few bits. Those that make one parameter must be equal.
+
+    Attributes:
+        form: The form.
+        order: A word for the order of its inputs; empty if it has none.
+        is_turned: The model has it as [..., in, out].
+    """
+
+    form: Form
+    order: str
+    is_turned: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """How kernels are stored in few bits.
+
+    Attributes:
+        title: What they are, in words.
+        where: The file and the field that say so.
+        marks: The end of a name that only a part of such a kernel has → the end of the kernel's name.
+        roles: The other ends, after the kernel's name or from a dot on after the module's.
+        layout: The layout of a kernel.
+        skips: The rule that says that a module of this name is not quantised; None if there is none.
+        adds_biases: Modules may have biases that the model has not, which are zero then.
+    """
+
+    title: str
+    where: str = ""
+    marks: Mapping[str, str]
+    roles: tuple[str, ...]
+    layout: Callable[[Group], Layout]
+    skips: Rule
+    adds_biases: bool = False
+
+    def sorted(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        """The names of the kernels in few bits that these tensors make, and of the tensors that are read as they are.
+
+        Raises:
+            ModelError: There is no such kernel.
+        """
+        held = dict.fromkeys(names)
+        found = dict.fromkeys(
+            kernel
+            for name in held
+            for mark, end in self.marks.items()
+            if name.endswith(mark) and ((kernel := name.removesuffix(mark) + end) in held or mark not in COMMON)
+        )
+        if held and not found:
+            raise ModelError(
+                f"{self.where} says that kernels are quantised ({self.title}), but the checkpoint holds none that is; "
+                "remove the field, or download the checkpoint again"
+            )
+        parts = {Group(name, {}).full_name(role) for name in found for role in (*self.roles, "")}
+        others = [name for name in held if name not in parts and not UNREAD.fullmatch(name)]
+        return list(found), others
+
+    def check_skips(self, kernels: Iterable[str], here: Callable[[str], str]) -> None:
+        """Raises ModelError if one of these kernels is in few bits, but must not be."""
+        for name in kernels:
+            for each in dict.fromkeys((name, here(name))):
+                if (rule := self.skips(Group(each, {}).module)) is not None:
+                    raise ModelError(
+                        f"{self.where} says that {name} is not quantised ({rule!r}), but the checkpoint holds it in "
+                        "few bits; are config.json and the checkpoint of one model?"
+                    )
+
+
+def read_rule(config: Fields, syntax: Literal["transformers", "modelopt", "compressed-tensors"], *names: str) -> Rule:
+    """The rule of a list of modules, the first of these fields: which pattern means a module; None if none does.
+
+    In transformers it is the beginning of a name or an expression for it, up to the end of a module, or any end of the
+    name. ModelOpt's names may have wildcards, and mean all in a module. Those of compressed-tensors mean one module,
+    unless an expression follows `re:`.
+    """
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    listed = config.get(name, [])
+    ok = isinstance(listed, list) and all(isinstance(pattern, str) and pattern for pattern in listed)
+    config.require(ok, name, "be a list of names of modules", listed)
+    exact, expressions = set[str](), dict[str, re.Pattern[str]]()
+    for pattern in listed:
+        if syntax == "compressed-tensors" and pattern.startswith("re:"):
+            expressions[pattern] = expression_of(pattern.removeprefix("re:"))
+        elif syntax == "modelopt" and re.search(r"[*?[]", pattern):
+            expressions[pattern] = re.compile(fnmatch.translate(pattern))
+        elif syntax == "transformers" and not re.fullmatch(r"[\w.-]+", pattern):
+            expressions[pattern] = expression_of(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))")
+        else:
+            exact.add(pattern.rstrip("."))
+    ends = tuple(listed) if syntax == "transformers" else ()
+
+    def rule(name: str) -> str | None:
+        if name.endswith(ends):
+            return next(pattern for pattern in listed if name.endswith(pattern))
+        around = [name] if syntax == "compressed-tensors" else itertools.accumulate(name.split("."), "{}.{}".format)
+        if (found := next(filter(exact.__contains__, around), None)) is not None:
+            return found
+        return next((pattern for pattern, each in expressions.items() if each.match(name)), None)
+
+    return rule
+
+
+def expression_of(text: str) -> re.Pattern[str]:
+    """A regular expression of a file, or if it is none what is literally so."""
+    try:
+        return re.compile(text)
+    except re.error:
+        return re.compile(re.escape(text))
+
+
+def refuse_others(config: Fields, known: str, what: str) -> None:
+    """Raises FieldError for a field beside these, which may change what numbers mean. See `refuse_unknown`."""
+    refuse_unknown(config, {*_MAKING, *known.split()}, what)
+
+
+def require_one_of(config: Fields, name: str, *values: Any, default: Any = None) -> Any:
+    """The value of a field, which must be one of these."""
+    value = config.get(name, default)
+    ok = any(value == each and type(value) is type(each) for each in values)
+    config.require(ok, name, f"be {' or '.join(map(str, values))}", value)
+    return value
+
+
+def read_block(config: Fields, name: str) -> tuple[int, int] | None:
+    """Rows and columns of a block; None if the file does not say."""
+    block = config.get(name)
+    ok = block is None or (
+        isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n <= MAX_INTEGER for n in block)
+    )
+    config.require(ok, name, "be two positive integers", block)
+    return None if block is None else (block[0], block[1])

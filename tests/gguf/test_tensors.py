@@ -1,0 +1,53 @@
+"""The numbers of each type are those of its formula, bit for bit, and only what is asked for is restored."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from jsg.gguf.container import read_container
+from jsg.gguf.tensors import GgufTensor
+from tests.gguf.writer import CODES, container, rounded
+
+SHAPE = (6, 512)
+CUTS = [
+    (slice(None), slice(None)),
+    (slice(1, 4), slice(70, 300)),
+    (slice(5, 6), slice(255, 257)),
+    (slice(2, 2), slice(9)),
+]
+
+
+def written(path: Path, kind: str) -> tuple[GgufTensor, bytes, np.ndarray]:
+    numbers = np.random.default_rng(len(kind)).standard_normal(SHAPE).astype(np.float32)
+    numbers[3] = 0  # a scale of 0
+    data, restored = rounded(numbers, kind)
+    path.write_bytes(container({"general.architecture": "llama"}, {"t": (kind, SHAPE, data)}))
+    place = read_container(path).tensors["t"]
+    raw = np.frombuffer(path.read_bytes()[place.start :][: place.nbytes], np.uint8)
+    return GgufTensor(raw.reshape(SHAPE[0], -1), place), data, restored
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_restored_numbers_are_those_of_the_formula(kind: str, tmp_path: Path):
+    tensor, _, restored = written(tmp_path / "m.gguf", kind)
+    assert tensor.shape == SHAPE
+    for cut in CUTS:
+        numbers = tensor.read(cut)
+        assert str(numbers.dtype) == {"F16": "float16", "BF16": "bfloat16"}.get(kind, "float32")
+        np.testing.assert_array_equal(numbers.astype(np.float32), restored[cut])
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_the_package_of_llama_cpp_restores_the_same(kind: str, tmp_path: Path):
+    tensor, data, _ = written(tmp_path / "m.gguf", kind)
+    raw = np.frombuffer(data, {"F32": np.float32, "F16": np.float16}.get(kind, np.uint8)).reshape(SHAPE[0], -1)
+    theirs = dequantize(raw, GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(tensor.read(CUTS[0]).astype(np.float32), theirs)
+
+
+def test_pieces_are_rows_of_a_mebibyte_when_they_are_restored(tmp_path: Path):
+    tensor, _, _ = written(tmp_path / "m.gguf", "Q4_K")
+    assert tensor.piece() == (0, (2**20 - 2**14) // (512 * 4))

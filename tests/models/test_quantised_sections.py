@@ -1,0 +1,68 @@
+"""Sections of published files that say how kernels are quantised: each is read, or refused for a stated reason."""
+
+import json
+import re
+
+from docs.tables.models import QUANTISED, verdict
+from jsg.fields import Fields
+from jsg.models.published.record import read_rule
+
+REASONS = {
+    "3 bits": "bits must be 4 or 8, but is 3",
+    "gemv": "version must be gemm or GEMM, but is 'gemv'",
+    "marlin": "checkpoint_format must be gptq or gptq_v2, but is 'marlin'",
+    "Sparse": "sparsity_config: format must be dense, but is 'sparse-24-bitmask'",
+    "INT4-AWQ": "quant_algo must be FP8 or NVFP4 or W4A16_NVFP4 or MIXED_PRECISION, but is 'W4A16_AWQ'",
+    "bnb": "but is 'bitsandbytes'",
+    "mlx": "quant_method must be awq or compressed-tensors or .*, but is absent or null",
+    "AutoRound": "but is 'auto-round'",
+    "pytorch": "but is 'torchao'",
+    "hqq": "but is 'hqq'",
+    "exl2": "but is 'exl2'",
+    "amd": "but is 'quark'",
+    "AQLM": "but is 'aqlm'",
+}
+
+
+def test_each_recorded_section_is_read_or_refused_for_a_reason() -> None:
+    recorded, refused = json.loads(QUANTISED.read_text()), dict[str, str]()
+    for name, config in recorded.items():
+        said = verdict(config)
+        assert said, name
+        if said.startswith("refused: "):
+            refused[name] = said
+    assert len(recorded) >= 40 and len(recorded) - len(refused) >= 25
+    assert len(refused) == len(REASONS)
+    for part, reason in REASONS.items():
+        (said,) = (said for name, said in refused.items() if part in name)
+        assert re.search(reason, said), (part, said)
+
+
+def test_lists_of_modules_mean_what_their_programs_mean() -> None:
+    cases = {
+        "transformers": {
+            "lm_head": "lm_head model.lm_head",
+            "gate": "mlp.gate mlp.shared_expert_gate",
+            "model.layers.1": "model.layers.1 model.layers.1.mlp.up_proj",
+            "model.layers.*.self_attn": "model.layers.11.self_attn.q_proj model.layers.0.self_attn",
+            "mlp.(up|down)_proj": "mlp.up_proj mlp.down_proj",
+            "*.visual": "",  # no expression
+        },
+        "modelopt": {
+            "lm_head": "lm_head",
+            "model.layers.1": "model.layers.1 model.layers.1.mlp.up_proj",
+            "model.layers.0.self_attn*": "model.layers.0.self_attn",
+            "*gate": "mlp.gate mlp.shared_expert_gate",
+        },
+        "compressed-tensors": {
+            "lm_head": "lm_head",
+            "re:.*self_attn.*": "model.layers.11.self_attn.q_proj model.layers.0.self_attn",
+            "re:mlp.(up|down)": "mlp.up_proj mlp.down_proj",
+            "model.layers.1": "model.layers.1",
+        },
+    }
+    names = {name for patterns in cases.values() for meant in patterns.values() for name in meant.split()}
+    for syntax, patterns in cases.items():
+        for pattern, meant in patterns.items():
+            rule = read_rule(Fields("config.json", {"ignore": [pattern]}), syntax, "ignore")
+            assert {name for name in names if rule(name) == pattern} == set(meant.split()), (syntax, pattern)
