@@ -185,7 +185,10 @@ def abstract_model(
     model = nnx.eval_shape(build)
     if mesh is not None:
         for param in _parameters(model):
-            param.set_value(_shared_out(param.get_value(), param.get_metadata("origin"), mesh))
+            value, origin = param.get_value(), param.get_metadata("origin")
+            if quantization == "none" and isinstance(value, Quantised) and not _has_whole_groups(value, origin, mesh):
+                value = jax.ShapeDtypeStruct(value.shape, dtype)  # it is restored
+            param.set_value(_shared_out(value, origin, mesh))
     return model
 
 
@@ -202,25 +205,35 @@ def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | No
     return kept.form if is_turned == kept.is_turned else None
 
 
+def _has_whole_groups(declared: Quantised, origin: Origin, mesh: AnyMesh) -> bool:
+    """Whether devices can share a kernel out in whole groups of inputs, if they share out its inputs."""
+    return (
+        declared.form.group is None
+        or origin.split_axis != declared.axis
+        or declared.scale.shape[declared.axis] % _num_parts(origin, mesh) == 0
+    )
+
+
+def _num_parts(origin: Origin, mesh: AnyMesh) -> int:
+    """How many devices share out a parameter."""
+    return mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]
+
+
 def _shared_out(
     declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: AnyMesh
 ) -> jax.ShapeDtypeStruct | Quantised:
     """The shape of a parameter with its sharding. An axis of length 1, which scales have, is not shared out."""
-    num_parts = mesh.size if origin.expert_axis is None else mesh.shape[TENSOR_AXIS]
+    if isinstance(declared, Quantised) and not _has_whole_groups(declared, origin, mesh):
+        raise ModelError(
+            f"--quantization int4 needs whole groups of {declared.form.group} inputs on each device, but "
+            f"{_num_parts(origin, mesh)} devices cannot share out the {declared.shape[declared.axis]} inputs of "
+            f"{origin.sources[0].name} so; choose int8 or another --tp-size"
+        )
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axis = origin.split_axis
         if axis is not None and (len(x.shape) < len(declared.shape) or x.shape[axis] == 1):
             axis = None
-        form = declared.form if isinstance(declared, Quantised) else None
-        group = None if form is None else form.group
-        if axis is not None and group and x.shape[axis] % num_parts:
-            is_own = form in FORMS.values()
-            raise ModelError(
-                f"{'--quantization int4' if is_own else 'a kernel in few bits'} needs whole groups of {group} inputs "
-                f"on each device, but {num_parts} devices cannot share out the {declared.shape[axis]} inputs of "
-                f"{origin.sources[0].name} so; choose {'int8 or ' if is_own else ''}another --tp-size"
-            )
         sharding = sharding_of(mesh, axis, len(x.shape), expert_axis=origin.expert_axis)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -13,8 +14,9 @@ from flax import nnx
 from jsg.errors import ModelError
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.models.config import read_spec
-from jsg.models.loading import load_model, with_own_head
+from jsg.models.loading import abstract_model, load_model, with_own_head
 from jsg.models.spec import ModelSpec
+from jsg.models.tensor_parallel import AXES
 from tests.golden.families import one_of_each
 from tests.golden.variants import LLAMA, VARIANTS, random_tensor, random_tensors, tensor_shapes
 from tests.models.packers import FORMS, MXFP4, Form, packed, write, write_packed
@@ -115,6 +117,21 @@ def test_logits_are_those_of_the_restored_model(tmp_path: Path, form: str) -> No
         spec = read_spec(directory)
         logits.append(PagedModel(spec, load_model(directory, spec)).extend({0: list(range(1, 30))})[0])
     assert np.isfinite(logits[0]).all() and np.abs(logits[0] - logits[1]).max() <= 5e-5
+
+
+def test_kernels_whose_groups_devices_cannot_share_out_are_restored(tmp_path: Path) -> None:
+    """Those that are divided along their outputs are kept."""
+    config = {**SMALL, "num_hidden_layers": 1}
+    tensors = {name: random_tensor(name, name, shape) for name, shape in tensor_shapes(config).items()}
+    directory, _ = written(tmp_path, config, FORMS["w4a16"], tensors)
+    spec = with_own_head(directory, read_spec(directory))
+    kept = []
+    for devices in (1, 2):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:1] * devices).reshape(1, -1), AXES)
+        params = nnx.iter_graph(abstract_model(spec, np.float32, mesh=mesh))
+        values_of = [node.get_value() for _, node in params if isinstance(node, nnx.Param)]
+        kept.append(sum(isinstance(value, Quantised) for value in values_of))
+    assert kept[0] == kept[1] + 1  # `down_proj` has three groups
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from flax import nnx
 
 from jsg.engine.device.panels import lay_out
 from jsg.engine.dry_run import weight_bytes
-from jsg.errors import ModelError
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import Panels
 from jsg.models.config import read_spec
@@ -121,8 +120,8 @@ def test_devices_share_out_whole_groups(tmp_path: Path):
     parts = (down.values, down.scale, down.zero)
     assert [part.sharding.shard_shape(part.shape)[0] for part in parts] == [64, 4, 4]
     wrong = jax.sharding.AbstractMesh((1, 16), AXES)
-    with pytest.raises(ModelError, match=r"needs whole groups of 32 inputs.* 16 devices .* 128 .*o_proj.*--tp-size"):
-        abstract_model(config, jnp.float32, mesh=wrong)
+    restored = abstract_model(config, jnp.float32, mesh=wrong).layers[0].mlp.down.kernel.get_value()
+    assert restored.dtype == jnp.float32 and restored.sharding.shard_shape(restored.shape)[0] == 16
 
 
 def test_kernels_may_be_rounded_again(tmp_path: Path):
