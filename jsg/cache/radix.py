@@ -164,7 +164,13 @@ class RadixCache:
 
     def usable_len(self, match: PrefixMatch, num_tokens: int | None = None) -> int:
         """How many of the first `num_tokens` that match, or of all, a request can use: every kind of state is there."""
-        return _usable_len(self.kinds, match, num_tokens)
+        return self._usable_len(self.kinds, match, match.num_tokens if num_tokens is None else num_tokens)
+
+    @staticmethod
+    def _usable_len(kinds: Sequence[StateKind], match: PrefixMatch, usable: int) -> int:
+        while kinds and (fewer := min(kind.num_usable(match, usable) for kind in kinds)) < usable:
+            usable = fewer
+        return usable
 
     def insert(self, tokens: np.ndarray, pages: np.ndarray, namespace: str = "") -> InsertResult:
         """Caches `tokens`, whose keys and values are in `pages`, and takes the pages that the tree does not have yet.
@@ -380,7 +386,7 @@ class RadixCache:
     def usable_of(self, group: WatchGroup) -> int:
         """How many tokens of the cached prefix of its watches count in the order of waiting requests."""
         ordering = [kind for kind in self.kinds if kind.orders]
-        return _usable_len(ordering, self._match_at(group.place)) if ordering else group.matched
+        return self._usable_len(ordering, self._match_at(group.place), group.matched) if ordering else group.matched
 
     def _match_at(self, place: Place) -> PrefixMatch:
         """What watches match that end at a place, without a split."""
@@ -550,14 +556,6 @@ class RadixCache:
         """Forgets a root without children and watches, so that namespaces that come and go cost nothing."""
         if isinstance(node, Root) and not node.children and node not in self._watches:
             self._roots.pop(node.namespace, None)
-
-
-def _usable_len(kinds: Sequence[StateKind], match: PrefixMatch, num_tokens: int | None = None) -> int:
-    """The most of the first `num_tokens` of a match, or of all, behind which all these kinds of state are there."""
-    usable = match.num_tokens if num_tokens is None else num_tokens
-    while kinds and (fewer := min(kind.num_usable(match, usable) for kind in kinds)) < usable:
-        usable = fewer
-    return usable
 
 
 def _path_to_root(node: Node) -> list[Node]:

@@ -17,7 +17,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.kinds import PrefixMatch
 
 SLOT_TERMS = ("free", "running", "evictable", "locked")
-"""What slots are, each exactly one of these."""
+"""What slots are, each exactly one of these. A running request writes its own, and may read locked ones."""
 SEARCHED_AT_ONCE = 1024
 """Pages of a prefix in which the last state is looked for at a time, from its end."""
 PASSED, USUAL, SHARED = range(3)
@@ -81,6 +81,7 @@ class StateSlots:
     always one for a request.
 
     Attributes:
+        num_total: Slots, without slot 0, which is that of padding.
         most_cached: The most states beside those of running requests.
         num_running: Slots that running requests write.
         num_kept: How many states of prefixes were ever kept.
@@ -92,9 +93,10 @@ class StateSlots:
     def __init__(self, num_pages: int, max_running: int, most_cached: int, page_size: int):
         """Starts without states. The pages are those of tokens, page 0 included."""
         self.most_cached = most_cached
+        self.num_total = max_running + most_cached
         self.num_running = self.num_kept = self._num_cached = 0
         self._page_size = page_size
-        self._numbers = PageAllocator(1 + max_running + most_cached)
+        self._numbers = PageAllocator(1 + self.num_total)
         self._states: dict[int, State] = {}
         self._ends = np.zeros(num_pages, np.int8)  # by page, PENDING or READY if there is a state
         self._gone = np.zeros(num_pages, np.int64)  # by page, the turn of the state that it had before another went
@@ -102,11 +104,6 @@ class StateSlots:
         self._idle: tuple[OrderedDict[State, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())  # by worth
         self._turns = itertools.count(1)
         self._told: Callable[[np.ndarray, int], None] | None = None
-
-    @property
-    def num_total(self) -> int:
-        """Slots, without slot 0, which is that of padding."""
-        return self._numbers.num_total
 
     @property
     def counts(self) -> tuple[int, int, int, int]:

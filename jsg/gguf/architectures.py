@@ -49,10 +49,11 @@ _LAYERS_OF_GEMMA_27B = 62
 
 def name_of(stored: str, architecture: str, *, has_experts: bool) -> str:
     """The name for transformers of a stored tensor, with braces for the expert; an unknown one as it is."""
-    block, part, suffix = re.fullmatch(r"(?:blk\.(\d+)\.)?(.*?)(\.weight|\.bias|)", stored, re.DOTALL).groups()
     names = _SHARED | _OWN_NAMES.get(architecture, _MIXTRAL if architecture == "llama" and has_experts else {})
-    prefix = "" if block is None else f"model.layers.{block}."
-    return f"{prefix}{names[part]}{suffix}" if part in names else stored
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)(\.weight|\.bias)", stored)
+    if found is None or found[2] not in names:
+        return stored
+    return f"model.layers.{found[1]}.{names[found[2]]}{found[3]}" if found[1] else f"{names[found[2]]}{found[3]}"
 
 
 class Metadata:

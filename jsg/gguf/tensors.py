@@ -113,7 +113,7 @@ def open_tensors(paths: Sequence[Path]) -> dict[str, GgufTensor]:
             name, data = name_of(stored, architecture, has_experts=has_experts), _bytes_of(file, place)
             if "{}" in name and len(place.shape) == 3:
                 one = Place(place.shape[1:], place.block, place.start)
-                tensors |= {name.format(expert): GgufTensor(part, one) for expert, part in enumerate(data)}
+                tensors |= {name.replace("{}", str(expert)): GgufTensor(part, one) for expert, part in enumerate(data)}
                 continue
             is_one_more = architecture == "gemma3" and name.endswith("norm.weight")
             which = stored.removesuffix(".bias").removesuffix(".weight").rpartition(".")[2]

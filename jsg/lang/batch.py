@@ -2,10 +2,12 @@
 
 import abc
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 import os
 import queue
 import threading
@@ -24,6 +26,7 @@ Items = Iterable[Mapping[str, Any] | Sequence[Any]]
 type Start[State] = Callable[[], Coroutine[Any, Any, State]]
 """Runs an item to its end, and gives its state. Cancelling it cancels the run."""
 _UNBOUNDED = 2**62  # started runs whose states a list will hold
+_MOST_VALUES = 256  # of the arguments of a run that are looked at for texts, each of which is sought in its prompt
 _GENERATOR_WINDOW = 256  # started runs whose states an iterator has not given yet, unless more run at a time
 
 
@@ -332,16 +335,18 @@ def arguments_of(item: Any, index: int) -> Arguments:
     )
 
 
-def texts_of(arguments: Any) -> frozenset[str]:
-    """Gives the texts among the arguments of a run, in its lists and dicts too."""
-    match arguments:
-        case str():
-            return frozenset((arguments,)) if arguments else frozenset()
-        case Mapping():
-            return texts_of(list(arguments.values()))
-        case list() | tuple():
-            return frozenset().union(*map(texts_of, arguments))
-    return frozenset()
+def texts_of(arguments: Arguments) -> frozenset[str]:
+    """Gives the texts among the arguments of a run, in its lists and dicts too, but of many values only the first."""
+    texts, waiting = set[str](), collections.deque[Any](arguments)
+    for _ in range(_MOST_VALUES):
+        match waiting.popleft() if waiting else None:
+            case str() as text:
+                texts.add(text)
+            case Mapping() as values:
+                waiting.extend(itertools.islice(values.values(), _MOST_VALUES))
+            case list() | tuple() as values:
+                waiting.extend(values[:_MOST_VALUES])
+    return frozenset(texts - {""})
 
 
 def num_workers(num_threads: int | Literal["auto"], work: Work[Any]) -> int:

@@ -143,7 +143,7 @@ def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.D
     kernels = [tensor for tensor in stored if isinstance(tensor, Kernel | GgufTensor) and tensor.num_bytes]
     if kernels:
         num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
-        logger.info(
+        logger.warning(
             "%d kernels in few bits (%.2f GB) are restored to %s as they are read, which makes them %.2f GB",
             len(kernels),
             sum(kernel.num_bytes for kernel in kernels) / 1e9,

@@ -60,7 +60,7 @@ def with_marks(content: Any, marks: Iterator[str]) -> Any:
     if not isinstance(content, PlacedText) or not content.strip():
         return content
     first = len(content) - len(content.lstrip())
-    cuts = [max(first, len(content[:place].rstrip())) for place in content.places]
+    cuts = [max(first, len(content[:place].rstrip())) for place in content.places[-MOST_POINTS:]]
     texts = [content[start:end] for start, end in itertools.pairwise([0, *cuts, len(content)])]
     return texts[0] + "".join(next(marks) + text for text in texts[1:])
 

@@ -51,7 +51,7 @@ def add_drafts(
         table.grow(place, count)
         entry.num_new, entry.num_drafts, entry.is_forced = entry.num_new + count, count, proposal.is_forced
         entry.state_source, entry.state_slot = place.state.source, place.state.slot
-        place.num_again = entry.num_new if table.has_states else 0
+        place.num_again = 0 if table.slots is None else entry.num_new
         entry.from_device = place.device_has_last = False
         num_drafts += count
     return num_drafts

@@ -40,7 +40,7 @@ MIN_AT_ONCE = 8
 
 def check_joined(request: Request, table: RequestTable) -> None:
     """Raises RequestError for a joined request that can never run."""
-    if table.has_states:
+    if table.slots is not None:
         raise RequestError(
             "a joined prompt needs a model that keeps keys and values of each token, but this one has layers with a "
             "state of each request, and branches have no state in common; put them one after another as text",

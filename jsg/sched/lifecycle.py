@@ -209,7 +209,7 @@ class Lifecycle:
         """
         place = placement(running)
         if not distrusts and place.row not in self.table.copies:
-            most = running.num_known if self.table.has_states else running.num_known - 1
+            most = running.num_known - (self.table.slots is None)
             self.table.share(running, place, min(place.num_dispatched, most))
             is_repeated = running.request.turn_end in (0, running.num_prompt)
             if is_retract or is_repeated or not running.num_output:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 
@@ -12,50 +12,8 @@ from jsg.cache.windows import WindowGroup
 from jsg.sched.request import Placement, RowState
 
 
-class RowStates(Protocol):
-    """What rows have of one kind of state, or of several. `RequestTable` tells it of each row."""
-
-    def admit(self, place: Placement, match: PrefixMatch) -> None:
-        """Notes that a row goes on behind a cached prefix, all of which can be used.
-
-        That of a joined request begins behind the branches, whose states are kept for it (`Placement.before`).
-        """
-        ...
-
-    def snapshot(self, place: Placement, *, is_last: bool) -> None:
-        """Keeps, if there is room, what goes on after the tokens that its state has, which end a cached page.
-
-        Args:
-            place: The row.
-            is_last: Whether the row is released next. Otherwise the step that is planned runs the token.
-        """
-
-    def double(self, place: Placement, start: int) -> bool:
-        """Keeps what a row has after `start` tokens until the drafts of a step that begins there are verified.
-
-        Returns:
-            False if there is no room for that.
-        """
-        return True
-
-    def move(self, places: Sequence[Placement], num_next: int) -> None:
-        """Gives up what rows no longer read, before a step is planned that may take `num_next` units at most."""
-        ...
-
-    def keep(self, place: Placement, *, yields: bool) -> Callable[[], None]:
-        """Keeps what goes on behind the cached prefix of a row, until the function is called that it returns.
-
-        With `yields` it may go if others need it. The row is released next.
-        """
-        ...
-
-    def release(self, place: Placement, *, distrusts: bool = False) -> None:
-        """Gives back what a row has. What it has cached is in the tree already; with `distrusts` it may be wrong."""
-        ...
-
-
 @final
-class WindowRows(RowStates):
+class WindowRows:
     """Which pages the windows of rows reach, in each group of layers with a window.
 
     Args:
@@ -68,14 +26,17 @@ class WindowRows(RowStates):
         self._pages = pages
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
-        """See `RowStates`."""
+        """Notes that a row goes on behind a cached prefix, all of which can be used.
+
+        That of a joined request begins behind the branches, whose windows are kept for it (`Placement.before`).
+        """
         firsts = [int(group.first_needed(len(match.pages))) for group in self._groups]
         for group, first in zip(self._groups, firsts, strict=True):
             group.use(match.pages[first:])
         place.seen_from = [place.first_page + first for first in firsts]
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
-        """See `RowStates`. Other pages can get the parts behind the windows.
+        """Gives up what rows no longer read, before a step is planned that may take `num_next` parts at most.
 
         What the step before reads may be written by the next one only. As long as there is room for the step, a window
         moves by several pages at a time.
@@ -92,7 +53,10 @@ class WindowRows(RowStates):
                 group.leave(np.concatenate(left))
 
     def keep(self, place: Placement, *, yields: bool) -> Callable[[], None]:
-        """See `RowStates`."""
+        """Keeps what the cached prefix of a row needs, until the function is called that it returns.
+
+        With `yields` it counts as yielding. The row is released next.
+        """
         row = self._pages[place.row, : place.num_tree_pages]
         firsts = (max(first, group.first_seen(place.num_dispatched)) for group, first in self._seen(place))
         seen = [row[first:].copy() for first in firsts]
@@ -106,7 +70,7 @@ class WindowRows(RowStates):
         return drop
 
     def release(self, place: Placement, *, distrusts: bool = False) -> None:
-        """See `RowStates`."""
+        """Gives back what a row has. What it has cached is in the tree already."""
         row = self._pages[place.row, : place.num_tree_pages]
         for group, first in self._seen(place):
             group.leave(row[first:])
@@ -117,7 +81,7 @@ class WindowRows(RowStates):
 
 
 @final
-class StateRows(RowStates):
+class StateRows:
     """In which slots the rows have their states (`RowState`), and which of them are kept.
 
     A state is kept as no copy: the step reads it where it is, and writes to another slot. So it is with a snapshot, and
@@ -135,7 +99,7 @@ class StateRows(RowStates):
         self._page_size = page_size
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
-        """See `RowStates`."""
+        """Gives a row a slot, and the state of the cached prefix behind which it goes on."""
         own = place.state = RowState(self._slots.take())
         if place.num_applied:
             own.origin = own.above = state = self._slots.find(self._last_page(place))
@@ -152,7 +116,12 @@ class StateRows(RowStates):
         own.read.append(state)
 
     def snapshot(self, place: Placement, *, is_last: bool) -> None:
-        """See `RowStates`."""
+        """Keeps, if there is room, the state that a row has, whose tokens end a cached page.
+
+        Args:
+            place: The row.
+            is_last: Whether the row is released next. Otherwise the step that is planned makes the state.
+        """
         own, page = place.state, self._last_page(place)
         num_expected = own.points.get(place.num_applied, int(is_last))
         if (there := self._slots.find(page)) is not None:
@@ -180,7 +149,11 @@ class StateRows(RowStates):
             self._read(own, state)
 
     def double(self, place: Placement, start: int) -> bool:
-        """See `RowStates`."""
+        """Keeps what a row has after `start` tokens until the drafts of a step that begins there are verified.
+
+        Returns:
+            False if there is no room for that.
+        """
         own = place.state
         if not own.read:
             if not self._slots.keep(SHARED, self._pages[place.row, :0]):
@@ -191,7 +164,7 @@ class StateRows(RowStates):
         return True
 
     def move(self, places: Sequence[Placement], num_next: int) -> None:
-        """See `RowStates`. A step has read what rows have gone on from."""
+        """Gives up what rows have read and gone on from, before a step is planned."""
         self._slots.begin_step()
         for place in places:
             while place.state.read and place.state.read[0].num_tokens < place.num_applied:
@@ -204,7 +177,7 @@ class StateRows(RowStates):
         self._slots.leave(state)
 
     def keep(self, place: Placement, *, yields: bool) -> Callable[[], None]:
-        """See `RowStates`."""
+        """Lets a hold keep the last state of a row, until the function is called that it returns."""
         there = self._slots.find(self._last_page(place)) if place.num_applied % self._page_size == 0 else None
         state = there or place.state.above
         if state is None:
@@ -213,7 +186,7 @@ class StateRows(RowStates):
         return functools.partial(self._slots.hold, state, -1)
 
     def release(self, place: Placement, *, distrusts: bool = False) -> None:
-        """See `RowStates`. With `distrusts` the state that it has gone on from may be what is wrong."""
+        """Gives back what a row has. With `distrusts` that may be wrong, and so may be what it has gone on from."""
         own = place.state
         while own.read:
             self._leave(place)

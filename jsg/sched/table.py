@@ -15,7 +15,7 @@ from jsg.cache.states import StateSlots
 from jsg.cache.windows import WindowGroup
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
-from jsg.sched.row_states import RowStates, StateRows, WindowRows
+from jsg.sched.row_states import StateRows, WindowRows
 from jsg.sched.vision_store import VisionShape, VisionStore
 from jsg.types import CacheReport, Request
 
@@ -86,7 +86,7 @@ class RequestTable:
         self.lacking: dict[int, Sequence[np.ndarray]] = {}
         self.windows = [kind for kind in allocator.kinds if isinstance(kind, WindowGroup)]
         self.slots = next((kind for kind in allocator.kinds if isinstance(kind, StateSlots)), None)
-        self.states: list[RowStates] = [WindowRows(self.windows, self.pages)] if self.windows else []
+        self.states: list[WindowRows | StateRows] = [WindowRows(self.windows, self.pages)]
         if self.slots is not None:
             self.states.append(StateRows(self.slots, self.pages, cache.page_size))
         self.num_uncached_pages = 0
@@ -99,11 +99,6 @@ class RequestTable:
     def page_size(self) -> int:
         """Tokens in a page."""
         return self._cache.page_size
-
-    @property
-    def has_states(self) -> bool:
-        """Whether the model keeps a state of each request, in a slot of the request's placement."""
-        return self.slots is not None
 
     @property
     def maps(self) -> tuple[np.ndarray | None, ...]:
@@ -173,7 +168,7 @@ class RequestTable:
         place = Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
         for states in self.states:
             states.admit(place, match)
-        if self.has_states:
+        if self.slots is not None:
             place.state.points = self._points(running, num_usable, num_cached)
         return place
 
@@ -193,7 +188,7 @@ class RequestTable:
     @property
     def _reads_again(self) -> bool:
         """Whether a last token can run that the state has already. Windows would see one token more then."""
-        return self.has_states and self.page_size == 1 and not self.windows
+        return self.slots is not None and self.page_size == 1 and not self.windows
 
     def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, int]:
         """See `RowState.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
@@ -206,19 +201,16 @@ class RequestTable:
             common = min(running.watch.group.common(running.watch, self.page_size), running.num_known)
             points |= {end: 2 for end in (num_cached, common) if end - num_usable >= LEAST_AGAIN}
         most = running.num_known if self._reads_again else max(running.match_limit, running.num_prompt - 1)
-        found: dict[int, int] = {}
-        for end in sorted(points):
-            last = min(end, most) // self.page_size * self.page_size
-            if last > num_usable:
-                found[last] = max(points[end], found.get(last, 0))
-        return found
+        rounded = sorted((min(end, most) // self.page_size * self.page_size, count) for end, count in points.items())
+        return {end: count for end, count in rounded if end > num_usable}  # of equal ends the largest count
 
     def snapshot(self, place: Placement, *, is_last: bool = False) -> None:
-        """Keeps what other requests need to go on after the last dispatched token of a row (`RowStates.snapshot`)."""
+        """Keeps the state after the last dispatched token of a row for other requests, if the model has states."""
         num_pages, odd = divmod(place.num_applied, self.page_size)
         if 0 < num_pages <= place.num_tree_pages and not odd:
             for states in self.states:
-                states.snapshot(place, is_last=is_last)
+                if isinstance(states, StateRows):
+                    states.snapshot(place, is_last=is_last)
 
     def _num_usable(self, running: RunningRequest, match: PrefixMatch) -> int:
         """How many tokens of a cached prefix a request can use."""
@@ -298,19 +290,11 @@ class RequestTable:
         limit = max(running.match_limit, place.num_dispatched)  # a token that a state has may run again
         tokens = running.key[start:limit]
         report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
-        unusable = (
-            self._cache.matched_len(tokens, running.namespace) - report.matched_tokens if self._cache.kinds else 0
-        )
-        if unusable:
-            report = CacheReport(
-                matched_tokens=report.matched_tokens,
-                matchable_tokens=report.matchable_tokens,
-                unusable_tokens=unusable,
-            )
+        matched, matchable = report.matched_tokens, report.matchable_tokens
+        if self._cache.kinds and (more := self._cache.matched_len(tokens, running.namespace) - matched):
+            report = CacheReport(matched_tokens=matched, matchable_tokens=matchable, unusable_tokens=more)
         behind = None if report.first_difference is None else start + report.first_difference
-        matched, matchable = (
-            min(start + count, running.match_limit) for count in (report.matched_tokens, report.matchable_tokens)
-        )
+        matched, matchable = (min(start + count, running.match_limit) for count in (matched, matchable))
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
@@ -405,7 +389,7 @@ class RequestTable:
 
     def may_draft(self, place: Placement, start: int) -> bool:
         """Whether a step that begins at `start` may have drafts. What it reads is kept until these are verified."""
-        return all(states.double(place, start) for states in self.states)
+        return all(states.double(place, start) for states in self.states if isinstance(states, StateRows))
 
     def _allocate(self, num_pages: int) -> np.ndarray:
         if num_pages > self._allocator.num_free:

@@ -365,7 +365,9 @@ def _behind_named_places(
     for piece, number in zip(pieces, found, strict=False):
         place += len(piece)
         ends += [place] if number >= _FIRST_ANSWER + len(messages) else []
-    return [plain[end:] for end in ends if end <= len(plain)] if "".join(pieces).startswith(plain) else []
+    return (
+        [plain[end:] for end in ends[-MOST_POINTS:] if end <= len(plain)] if "".join(pieces).startswith(plain) else []
+    )
 
 
 def _question_end(rendered: str, messages: Messages, num_asked: int, behind: str) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import ProgramError
+from jsg.lang.batch import texts_of
 from tests.lang.scripted import Gate, ScriptedBackend
 
 
@@ -160,3 +161,10 @@ def test_the_cell_of_a_notebook_may_wait_for_a_batch(program, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: object()))
     assert asyncio.run(cell()) == ["<x>", "<y>"]
+
+
+def test_texts_are_found_among_many_values_of_arguments_and_in_those_that_contain_themselves():
+    loop: list = ["in"]
+    loop.append(loop)
+    assert texts_of((("a", 1, ""), {"x": {"y": ["b", ("c",)]}, "z": loop})) == {"a", "b", "c", "in"}
+    assert texts_of((([*range(10**6)],), {"x": "kept"})) == {"kept"}

@@ -127,10 +127,11 @@ def test_a_place_in_a_content_is_a_point(tmp_path: Path, style: str):
 def test_few_places_count_and_none_near_the_end_of_the_turn_or_in_an_empty_content(tmp_path: Path):
     chat = chat_of(tmp_path, DROPPING)
     many = user(PlacedText("x" * 400, (50, 100, 150, 200, 250, 300)))
-    asked = [user(PlacedText("")), assistant("On"), many, assistant("On"), user(PlacedText("Why?"))]
+    asked = [user(PlacedText("", (0,) * 100)), assistant("On"), many, assistant("On"), user("Why?")]
     prompt = chat.prompt(asked)
     assert len(prompt.snapshot_at) == 4 and prompt.turn_end - prompt.snapshot_at[-1] > 100
     assert [b - a for a, b in itertools.pairwise(prompt.snapshot_at)] == [50] * 3
+    assert chat.prompt([*asked[:-1], user(PlacedText("Why?"))]).snapshot_at == prompt.snapshot_at[1:]
     assert chat.prompt(asked[:1]).snapshot_at == ()
     no_states = ChatPrompt(chat._tokenizer)
     assert no_states.prompt([many]).snapshot_at == ()

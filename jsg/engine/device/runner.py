@@ -90,7 +90,7 @@ class ModelRunner:
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
         packed = packing.pack_forward(
-            batch, key, table.pages, self._config.page_size, table.maps, has_states=table.has_states
+            batch, key, table.pages, self._config.page_size, table.maps, has_states=table.slots is not None
         )
         self.calls.call(("forward", key), packed)
         scores = self._prompt_logprobs(batch, key) if scores_prompt else None
