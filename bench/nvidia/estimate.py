@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jsg.models.delta_spec import DeltaSpec
 
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B, QWEN3_5_9B, QWEN3_5_35B_A3B
 from bench.nvidia import programs
@@ -26,7 +27,6 @@ from bench.tp.interconnect import Collective
 from jsg.engine.device.cards import CLASSES, card
 from jsg.engine.device.expert_load import ExpertLoad, expert_load
 from jsg.kernels_pallas.tile import QUERY_TILE
-from jsg.models.delta_spec import DeltaSpec
 from jsg.models.loading import abstract_model
 from jsg.models.spec import ModelSpec
 from jsg.sched.buckets import BucketKey, Phase
