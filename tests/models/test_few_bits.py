@@ -167,7 +167,7 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
         "zeros beside no zeros": (
             Form(FORMS["w4a16"].config, FORMS["w4a16 zeros"].pack),
             lambda _: None,
-            "weight_zero_point must be absent or of zeros by its group in config_groups, but is not; download",
+            "weight_zero_point must be absent or of zeros by its group of config_groups, but is not; download",
         ),
         "zeros beside floats": (
             FORMS["channel"],

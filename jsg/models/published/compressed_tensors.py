@@ -134,7 +134,8 @@ def _refuse_numbers(group: Group, *roles: str) -> None:
     for role in roles:
         if (tensor := group.find(role)) is not None and tensor.read((slice(None),) * len(tensor.shape)).any():
             raise ModelError(
-                f"{group.full_name(role)} must be absent or of zeros by its group in config_groups, but is not; {DAMAGED}"
+                f"{group.full_name(role)} must be absent or of zeros by its group of config_groups, but is not; "
+                f"{DAMAGED}"
             )
 
 
