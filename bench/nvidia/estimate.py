@@ -26,9 +26,9 @@ from bench.tp.interconnect import Collective
 from jsg.engine.device.cards import CLASSES, card
 from jsg.engine.device.expert_load import ExpertLoad, expert_load
 from jsg.kernels_pallas.tile import QUERY_TILE
-from jsg.models.state_specs import DeltaSpec
 from jsg.models.loading import abstract_model
 from jsg.models.spec import ModelSpec
+from jsg.models.state_specs import DeltaSpec
 from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {

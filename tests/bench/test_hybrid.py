@@ -47,12 +47,13 @@ def test_who_comes_back_alone_finds_its_state_again():
     """Those that took the place of it are not used any more, and yield after a few turns."""
 
     def load() -> Iterator[Wave]:
-        texts = Texts()
+        texts, said = Texts(), np.empty(0, np.int32)
         for index in (1, 2, 3, 4, *[0] * 9):
             prompt = texts.behind(None, 100) if index else texts.behind(said, 40)
             answer = texts.answer(10)
             yield [Asked(prompt, answer, turn_end=len(prompt))]
-            said = np.concatenate([prompt, answer]) if index in (0, 1) else said
+            if index in (0, 1):
+                said = np.concatenate([prompt, answer])
 
     best = [cached for _, cached in play(load(), None)]
     assert [cached for _, cached in play(load(), 2)][-4:] == best[-4:] and min(best[-4:]) > 0
