@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from bench.shapes import LLAMA_100M
 from jsg.cache.pool import KVPool
-from jsg.models import build
+from jsg.models import llava
 from jsg.models.inputs import ForwardInputs
 from jsg.models.registry import FAMILIES
 from jsg.models.spec import ModelSpec
@@ -49,7 +49,7 @@ def registered() -> Iterator[None]:
     """Makes `ARCHITECTURE` a known family inside the `with`."""
     family = FAMILIES["LlamaForCausalLM"]
     with (
-        mock.patch.object(build, "Decoder", NullModel),
+        mock.patch.object(llava, "Decoder", NullModel),
         mock.patch.dict(FAMILIES, {ARCHITECTURE: family}),
     ):
         yield

@@ -25,8 +25,10 @@ from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
 from jsg.engine.device.cards import CLASSES, card
 from jsg.engine.device.expert_load import ExpertLoad, expert_load
+from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.loading import abstract_model
 from jsg.models.spec import ModelSpec
+from jsg.models.state_specs import DeltaSpec
 from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {
@@ -45,6 +47,10 @@ STEP_BYTES = 1.5e9
 ITEM_BYTES = jnp.bfloat16.dtype.itemsize
 LOGIT_BYTES = jnp.float32.dtype.itemsize
 """Of a logit. The choice of tokens reads each once."""
+
+
+FLOAT32_TIMES = 16
+"""How many operations of bfloat16 tensor cores do while one of float32 is done elsewhere: 15 on an H200."""
 
 
 class Compiled(NamedTuple):
@@ -155,7 +161,10 @@ class Estimate:
             return exchanges + sum(self._seconds(work, key, load) for work in compiled.works)
 
         cost = self._cost(load, kv_itemsize)
-        attention = attention_seconds(cost.kv_bytes, cost.attention_flops, self.speed)
+        flops = cost.attention_flops
+        if load.new > 1:
+            flops += load.rows * load.new * _tile_flops(self.config) // self.num_devices
+        attention = attention_seconds(cost.kv_bytes, flops, self.speed)
         return STEP_S + self._of_all_layers(key, of_launches) + attention
 
     def _cost(self, load: Load, kv_itemsize: int) -> Cost:
@@ -192,6 +201,22 @@ class Estimate:
             if counts[kind] > 1
         }
         return one + sum((counts[kind] - 1) * of_one for kind, of_one in more.items())
+
+
+def _tile_flops(config: ModelSpec) -> int:
+    """Operations for a token of a prompt in tiles of the gated delta rule, as many of bfloat16 as take their time.
+
+    Those with a state are two products, as the state is cut in two, and those of two tiles are in tf32, at half the
+    rate. What is found by substitution is in float32, outside the tensor cores.
+    """
+    total = 0
+    for layer in config.layers:
+        rule = layer.attention
+        if isinstance(rule, DeltaSpec):
+            with_state = 2 * 3 * 2 * rule.key_dim * rule.value_dim
+            within = 2 * 2 * QUERY_TILE * rule.key_dim + 2 * 2 * 2 * QUERY_TILE * rule.value_dim
+            total += rule.heads * (with_state + within + FLOAT32_TIMES * 2 * QUERY_TILE**2)
+    return total
 
 
 @functools.cache

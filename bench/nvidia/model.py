@@ -37,8 +37,8 @@ Every time is modelled. An H200, and an H100 with 20 layers, were measured with 
 - Kernels in 8 bits: the H200's shares, measured for feed-forward blocks and experts alone; int8 and fp8 are alike. On
   other classes XLA's code for them was compiled, not run. Below 9.0 jsg refuses fp8.
 - KV in 8 bits is read at the same share of the bandwidth as bfloat16. This was measured nowhere.
-- States of linear attention are read and written at the share of keys, which was measured nowhere. No rate of their
-  kernel in prompts was measured either, so prompts of models with states are not modelled.
+- States of linear attention are read and written at the share of keys, and products of tiles of prompts have the share
+  of the peak of a prompt's attention. Neither was measured. Substitution counts as operations of float32 at that share.
 - Contexts of 1024 tokens, nothing shared. One request runs in the shape of 8 rows. Tokens are chosen greedily.
 - Prefill: a step of 8192 tokens, 8 prompts of 1024 from an empty cache.
 - Experts: every choice is equally likely, tokens choose independently.
@@ -78,7 +78,7 @@ class Row:
     Attributes:
         numbers: What the weights are in.
         decode: By the type of the KV pool, for each of `ROWS`; None where the batch does not fit.
-        prefill: New tokens of prompts; None for a model with states.
+        prefill: New tokens of prompts.
         num_launches: Of decode, for each of `ROWS`.
     """
 
@@ -87,7 +87,7 @@ class Row:
     numbers: str
     num_devices: int
     decode: dict[str, list[float | None]]
-    prefill: float | None
+    prefill: float
     num_launches: list[int]
 
     def __str__(self) -> str:
@@ -115,10 +115,8 @@ def decode_rate(estimate: Estimate, rows: int, kv_bytes: int, context: int = CON
     return rows / estimate.seconds(decode_key(rows), Load(rows, context), kv_bytes)
 
 
-def prefill_rate(estimate: Estimate, length: int = CONTEXT) -> float | None:
-    """Tokens per second of computing prompts of this length, in steps of the largest chunk; None with states."""
-    if estimate.config.state_shapes:
-        return None
+def prefill_rate(estimate: Estimate, length: int = CONTEXT) -> float:
+    """Tokens per second of computing prompts of this length, in steps of the largest chunk."""
     rows, new = max(1, programs.CHUNK // length), min(length, programs.CHUNK)
     return rows * new / estimate.seconds(extend_key(rows * new), Load(rows, 0, new))
 
@@ -128,7 +126,7 @@ def served_rate(estimate: Estimate, num_in: int, num_out: int, kv_bytes: int) ->
     rows = min(programs.MAX_RUNNING, estimate.pool_tokens(kv_bytes) // (num_in + num_out))
     decode = decode_rate(estimate, rows, kv_bytes, num_in + num_out // 2) if rows > 0 else None
     prefill = prefill_rate(estimate, num_in)
-    return 0.0 if decode is None or prefill is None else 1 / (1 / decode + num_in / num_out / prefill)
+    return 0.0 if decode is None else 1 / (1 / decode + num_in / num_out / prefill)
 
 
 def fewest_devices(name: str, model: str, quantization: str) -> int | None:
@@ -297,8 +295,7 @@ def _figures(row: Row) -> Iterator[Figure]:
             if rate is not None:
                 own = {"kind": "decode", "rows": count, "kv": kv, "launches": launches}
                 yield Figure(f"{name}: decode of {count}, KV in {kv}", "tokens/s", (rate,), facts | own)
-    if row.prefill is not None:
-        yield Figure(f"{name}: prefill", "tokens/s", (row.prefill,), facts | {"kind": "prefill"})
+    yield Figure(f"{name}: prefill", "tokens/s", (row.prefill,), facts | {"kind": "prefill"})
 
 
 if __name__ == "__main__":

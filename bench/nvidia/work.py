@@ -19,7 +19,7 @@ SIZES = ITEM_BYTES | {"f8e4m3fn": 1, "f8e5m2": 1, "u32": 4, "u64": 8}
 NO_LAUNCH = "all-reduce-done|all-gather-done|constant|partition-id|iota|after-all"
 IGNORED = re.compile(rf"({'|'.join(VIEWS)}|{NO_LAUNCH}|({KINDS})(-start)?)$")
 """Operations that are no launch, and exchanges between devices, which `bench.tp` counts."""
-ATTENTION_KERNELS = ("_decode_kernel", "_prefix_kernel", "ragged_paged_attention", "delta_kernel")
+ATTENTION_KERNELS = ("_decode_kernel", "_prefix_kernel", "ragged_paged_attention", "delta_")
 """Those that read the pool. Linear attention reads and writes states, which may take as long as many keys."""
 EXPERT_KERNEL = "grouped_matmul_kernel"
 
@@ -62,6 +62,10 @@ class _Array:
     @property
     def num_bytes(self) -> int:
         return SIZES[self.dtype] * math.prod(self.shape)
+
+    def repeated(self, times: int) -> "_Array":
+        """With as many times the columns."""
+        return _Array(self.dtype, (*self.shape[:-1], self.shape[-1] * times))
 
 
 def works(hlo: str, pools: Collection[int]) -> list[Work]:
@@ -125,6 +129,9 @@ def _work(
     if kind in (Kind.PRODUCT, Kind.EXPERTS):
         # A kernel that another launch has converted is no weight any more; cuBLAS is given it second.
         kernel = max(weights, key=lambda each: math.prod(each.shape)) if weights else inputs[1]
+        if kind is Kind.EXPERTS and weights:  # gates and what they let through are one kernel with the columns of both
+            alike, weights = weights.count(kernel), [each for each in weights if each != kernel]
+            kernel = kernel.repeated(alike)
     if kind is Kind.ATTENTION:
         inputs = [each for each in inputs if each.dtype != "s32"]  # the page table, of which it reads a few rows
     rest = [each for each in inputs if each is not kernel and math.prod(each.shape) not in pools]

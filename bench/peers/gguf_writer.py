@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-import gguf  # pyright: ignore[reportMissingImports]
+import gguf
 import numpy as np
 from safetensors.numpy import load_file
 

@@ -143,6 +143,15 @@ class StateSlots:
         self._num_cached += 1
         return True
 
+    def miss(self, pages: np.ndarray) -> None:
+        """Notes that a request has passed these pages and found no room, so that the next ones get it sooner or later.
+
+        It comes nearer to now by half. So states that are not used any more yield after a few requests, and those of
+        conversations that take turns do not.
+        """
+        gone = self._gone[pages]
+        self._gone[pages] = np.where(gone > 0, (gone + next(self._turns)) // 2, 0)
+
     def find(self, page: int) -> State | None:
         """The state after the prefix that ends with this page, even if a step has yet to make it."""
         return self._states.get(page)

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.attention_block import whole_spec
-from jsg.kernels_pallas.inputs import GroupKernels
+from jsg.kernels_pallas.inputs import GroupKernels, Panels
 from jsg.kernels_pallas.reference_rows import opened
 from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
 
@@ -130,7 +130,9 @@ def _multiply(
     result: jax.typing.DTypeLike,
     interpret: bool,
 ) -> Float[Array, "R F"]:
-    stored, depth, width = kernels[0].values.dtype, rows.shape[1], kernels[0].values.shape[2]
+    first = kernels[0].values
+    assert not isinstance(first, Panels), "only a CPU has panels"
+    stored, depth, width = first.dtype, rows.shape[1], first.shape[2]
     num_rows = len(rows if tokens is None else tokens)
     if rows.dtype != stored and kernels[0].scale is None:
         raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {stored}")

@@ -179,7 +179,7 @@ class SglFunction[**P](batch.Batchable[ProgramState]):
         self.check_arguments(args, kwargs)
         if shared is None and (caller := calling_run()) is not None:
             shared = caller.shared_texts
-        own = frozenset() if shared is None else batch.texts_of((args, kwargs)) - shared
+        own = frozenset() if shared is None else batch.texts_of((tuple(args), dict(kwargs))) - shared
         run = Run(shared_loop(), _chosen(backend), given.over(PUBLISHED), self.num_api_spec_tokens, own, shared)
         own = ProgramState(run.stream, run)  # whose reads wait for what the body has appended, and not for its end
         state = ProgramState(run.stream, run, is_callers=True)

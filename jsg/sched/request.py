@@ -77,6 +77,7 @@ class RowState:
         above: The last state of a prefix that it has made or gone on from.
         points: After how many of its tokens its state is kept for other requests, in ascending order, and the
             `State.num_expected` of each.
+        missed: The pages for which there was no room to keep a state; None if there was.
     """
 
     slot: int = 0
@@ -84,6 +85,7 @@ class RowState:
     origin: State | None = None
     above: State | None = None
     points: dict[int, int] = dataclasses.field(default_factory=dict)
+    missed: np.ndarray | None = None
 
     @property
     def source(self) -> int:

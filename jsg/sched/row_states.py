@@ -138,6 +138,7 @@ class StateRows:
             first = 0 if above is None else above.num_tokens // self._page_size
             pages = self._pages[place.row, first : place.num_applied // self._page_size]
             if not self._slots.keep(state.worth, pages):
+                own.missed = pages
                 return
             own.slot = 0
         self._slots.publish(state, page, is_pending=not is_last)
@@ -193,6 +194,8 @@ class StateRows:
         if distrusts and own.above is not None:
             for state in own.above.line:
                 self._slots.forget(state)
+        if own.missed is not None:
+            self._slots.miss(own.missed)
         if own.slot:
             self._slots.give(own.slot)
         if not self._slots.num_running:  # there may be no further step

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import pytest
 
 from bench.hybrid.hits import hit_rate, play
-from bench.hybrid.loads import Wave, chats, forks, shared, shrinking, tree_of_thought
+from bench.hybrid.loads import Asked, Texts, Wave, chats, forks, shared, shrinking, tree_of_thought
 
 LOADS = {
     "text kept": (partial(chats, drops_thoughts=False, users=16, turns=3), 40),
@@ -40,3 +41,19 @@ def test_some_of_too_many_conversations_find_their_state(drops: bool):
     """Of 16 in turns with 8 states. The least recently used state would always be gone before it is needed."""
     load = partial(chats, drops_thoughts=drops, users=16, turns=4)
     assert hit_rate(play(load(), 8)) >= 0.3 * hit_rate(play(load(), None))
+
+
+def test_who_comes_back_alone_finds_its_state_again():
+    """Those that took the place of it are not used any more, and yield after a few turns."""
+
+    def load() -> Iterator[Wave]:
+        texts, said = Texts(), np.empty(0, np.int32)
+        for index in (1, 2, 3, 4, *[0] * 9):
+            prompt = texts.behind(None, 100) if index else texts.behind(said, 40)
+            answer = texts.answer(10)
+            yield [Asked(prompt, answer, turn_end=len(prompt))]
+            if index in (0, 1):
+                said = np.concatenate([prompt, answer])
+
+    best = [cached for _, cached in play(load(), None)]
+    assert [cached for _, cached in play(load(), 2)][-4:] == best[-4:] and min(best[-4:]) > 0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench.nvidia import model
-from bench.nvidia.estimate import Compiled, Estimate, Load, class_of
+from bench.nvidia.estimate import Compiled, Estimate, Load, _tile_flops, class_of
 from bench.nvidia.rates import GAP_S, PEAK_TFLOPS, SHARES, START_S, seconds, speed_of
 from bench.nvidia.work import Kind, Work, works
 from jsg.engine.device.cards import NAMES
@@ -44,6 +44,20 @@ def test_launches_count_what_they_read_and_write():
     assert product.is_in_8_bits and not cublas.is_in_8_bits
     assert cublas == Work(Kind.PRODUCT, (96, 64), 96 * 64 * 2, 4 * 8 * 96 * 4 + 8 * 64 * 2), "and no workspace"
     assert attention == Work(Kind.ATTENTION, (), 0, 2 * 8 * 64 * 2), "and nothing of the pool"
+
+
+def test_kernels_of_gates_and_of_what_they_let_through_are_both_read():
+    hlo = """
+ENTRY %main (leaves_0: bf16[8,64,96], leaves_1: bf16[8,64,96]) -> bf16[16,96] {
+  %gate = bf16[8,64,96]{2,1,0} parameter(0), metadata={op_name="leaves[0]"}
+  %up = bf16[8,64,96]{2,1,0} parameter(1), metadata={op_name="leaves[1]"}
+  %sizes = s32[8]{0} fusion(), kind=kLoop, calls=%count
+  %rows = bf16[8,64]{1,0} fusion(), kind=kLoop, calls=%norm
+  %made = bf16[16,96]{1,0} custom-call(%sizes, %rows, %gate, %up), backend_config={name = "grouped_matmul_kernel"}
+}
+"""
+    *_, found = works(hlo, {POOL_ELEMENTS})
+    assert found == Work(Kind.EXPERTS, (8, 64, 192), 2 * 8 * 64 * 192, 8 * 4 + 8 * 64 * 2 + 16 * 96 * 2)
 
 
 def test_a_product_takes_the_longer_of_its_bytes_and_its_operations():
@@ -97,7 +111,13 @@ def test_layers_of_each_kind_are_counted(monkeypatch: pytest.MonkeyPatch):
     one, least = estimate.traffic(alone, Load(1, 1024)), keys // 32 + 2 * states
     assert one.compiled == pytest.approx(24 * 1000 + 8 * 10 + least + 2 * states + logits / 4), "slot 0 too"
     assert moved.least - one.least == pytest.approx(31 * least)
-    assert model.prefill_rate(estimate) is None
+
+
+def test_tiles_of_prompts_are_products_and_a_substitution():
+    """For each token and head of Qwen3.5 9B. With a state three products, each of two parts, and so on."""
+    of_head = 12 * 128 * 128 + 4 * 64 * 128 + 8 * 64 * 128 + 16 * 2 * 64 * 64
+    assert _tile_flops(Estimate("h200", "Qwen3.5-9B").config) == 24 * 32 * of_head
+    assert _tile_flops(Estimate("h200", "8B").config) == 0
 
 
 def test_every_card_has_figures_and_a_class():

@@ -18,6 +18,15 @@ def test_a_row_is_modelled_from_launches_of_the_program():
     assert 0.9 < ms / 6.02 < 1.1, "as an H200 measured it: docs/performance.md"
 
 
+def test_a_prompt_of_a_hybrid_is_modelled():
+    """Two launches of tiles and one of attention, whose own bytes have neither states nor keys."""
+    estimate, key = Estimate("h200", "Qwen3.5-9B"), model.extend_key(8192)
+    each = [work for work in estimate.compiled(key, (0, 3)).works if work.kind is Kind.ATTENTION]
+    assert len(each) == 3
+    of_tiles = 8192 * 32 * (2 * 64 * 4 + 128 * 2 + 4 * 4) + 8192 * 8192 * 2
+    assert all(work.other_bytes < 1.2 * of_tiles for work in each)
+
+
 CASES = [(name, rows) for name in ("Qwen3.5-9B", "Qwen3.5-35B-A3B") for rows in model.ROWS]
 
 

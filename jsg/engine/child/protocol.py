@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jsg import errors
-from jsg.cache.states import SLOT_TERMS
 from jsg.config import EngineConfig
 from jsg.errors import JsgError, RequestError
 from jsg.types import Embedder, Request, RequestOutput
@@ -104,7 +103,10 @@ CORE_STATS: Mapping[str, Stat] = {
 """The values in every engine core's `stats`."""
 
 STATE_STATS: Mapping[str, Stat] = {
-    **{f"num_{use}_states": _gauge(f"The slots of states that are {use}.") for use in SLOT_TERMS},
+    "num_free_states": _gauge("Slots of states: those in no use."),
+    "num_running_states": _gauge("Slots of states: those of running requests."),
+    "num_evictable_states": _gauge("Slots of states: those of prefixes that no running request needs."),
+    "num_locked_states": _gauge("Slots of states: those that running requests read and do not write."),
     "num_kept_states": _counter("The states that were kept of prefixes.", "states_kept"),
     "num_forgotten_states": _counter(
         "The states of prefixes that are gone: for another one, with their tokens, or by a flush.", "states_forgotten"
