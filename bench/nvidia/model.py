@@ -36,6 +36,7 @@ Every time is modelled. An H200, and an H100 with 20 layers, were measured with 
   (`bench/nvidia/rates.py`). Low power limits, such as the L4's, and other clocks are not modelled.
 - Kernels in 8 bits: the H200's shares, measured for feed-forward blocks and experts alone; int8 and fp8 are alike. On
   other classes XLA's code for them was compiled, not run. Below 9.0 jsg refuses fp8.
+- Kernels in 4 bits, of models without experts: the shares of 8 bits. They were measured nowhere.
 - KV in 8 bits is read at the same share of the bandwidth as bfloat16. This was measured nowhere.
 - States of linear attention are read and written at the share of keys, and products of tiles of prompts have the share
   of the peak of a prompt's attention. Neither was measured. Substitution counts as operations of float32 at that share.
@@ -49,6 +50,8 @@ Every time is modelled. An H200, and an H100 with 20 layers, were measured with 
 """
 QUANTIZATIONS = {"bfloat16": "none", "int8": "int8"}
 """The numbers of the weights → `--quantization`. In fp8 launches, bytes and shares are those of int8."""
+IN_4_BITS = {"int4": "int4"}
+"""The same of models without experts, whose kernels each step restores. No published figure is compared with them."""
 KV_BYTES = {"bfloat16": 2, "8-bit": 1}
 UNSUPPORTED = {"30B-A3B": "Qwen3-30B-A3B is not modelled"}
 ROWS = (1, 32, 256)
@@ -145,9 +148,10 @@ def rows(names: list[str], models: list[str]) -> Iterator[Row | str]:
             if model in UNSUPPORTED:
                 yield f"| {name} | {model} | {UNSUPPORTED[model]} | | | | |"
                 continue
-            for numbers, quantization in QUANTIZATIONS.items():
+            is_dense = not {"num_local_experts", "num_experts"} & set(MODELS[model].get("text_config", MODELS[model]))
+            for numbers, quantization in (QUANTIZATIONS | (IN_4_BITS if is_dense else {})).items():
                 count = fewest_devices(name, model, quantization)
-                has_fp8 = quantization != "none" and card(name).capability >= FP8_KERNEL_CAPABILITY
+                has_fp8 = quantization == "int8" and card(name).capability >= FP8_KERNEL_CAPABILITY
                 numbers = f"{numbers}, fp8" if has_fp8 else numbers
                 if count is None:
                     yield f"| {name} | {model} | {numbers} | does not fit | | | |"

@@ -22,12 +22,14 @@ IGNORED = re.compile(rf"({'|'.join(VIEWS)}|{NO_LAUNCH}|({KINDS})(-start)?)$")
 ATTENTION_KERNELS = ("_decode_kernel", "_prefix_kernel", "ragged_paged_attention", "delta_")
 """Those that read the pool. Linear attention reads and writes states, which may take as long as many keys."""
 EXPERT_KERNEL = "grouped_matmul_kernel"
+KERNEL_OF_4_BITS = "few_bits_matmul_kernel"
 
 
 class Kind(enum.StrEnum):
     """What decides how fast a launch can be."""
 
     PRODUCT = "product"
+    PRODUCT_OF_4_BITS = "product of 4 bits"
     EXPERTS = "experts"
     ATTENTION = "attention"
     OTHER = "other"
@@ -39,7 +41,7 @@ class Work:
 
     Attributes:
         kernel: The shape of the weights that it multiplies by; empty if it is no product.
-        kernel_bytes: Their bytes; those of all experts.
+        kernel_bytes: Their bytes; those of all experts, and those of scales with numbers of 4 bits.
         other_bytes: The bytes of everything else that it reads and writes.
     """
 
@@ -119,12 +121,18 @@ def _kind(kernel: str, *, is_product: bool) -> Kind:
         return Kind.ATTENTION
     if kernel.startswith(EXPERT_KERNEL):
         return Kind.EXPERTS
+    if kernel.startswith(KERNEL_OF_4_BITS):
+        return Kind.PRODUCT_OF_4_BITS
     return Kind.PRODUCT if is_product else Kind.OTHER
 
 
 def _work(
     kind: Kind, *, weights: list[_Array], inputs: list[_Array], results: list[_Array], pools: Collection[int]
 ) -> Work:
+    if kind is Kind.PRODUCT_OF_4_BITS:
+        pairs, width = max((each.shape for each in weights), key=math.prod)
+        of_kernel, others = (sum(each.num_bytes for each in arrays) for arrays in (weights, [*inputs, *results]))
+        return Work(kind, (2 * pairs, width), of_kernel, others)
     kernel = None
     if kind in (Kind.PRODUCT, Kind.EXPERTS):
         # A kernel that another launch has converted is no weight any more; cuBLAS is given it second.

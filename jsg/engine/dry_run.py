@@ -295,7 +295,8 @@ def weight_bytes(
 ) -> tuple[int, int | None]:
     """The bytes of weights on one of several devices, and of the largest kernel that a step restores from few bits.
 
-    NVIDIA cards restore none of 4 bits beside rows of 16, except those of experts. The second is None if no kernel is in few bits. Layers of equal records have as many bytes, so one of them counts.
+    NVIDIA cards restore none of 4 bits for rows of 16, except those of experts. The second is None if no kernel is in
+    few bits. Layers of equal records have as many bytes, so one of them counts.
     """
     # Layers of equal records may be kept in other forms.
     kinds = collections.Counter(model.layers) if not model.names.kept else dict.fromkeys(range(model.num_layers), 1)

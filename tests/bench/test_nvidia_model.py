@@ -60,6 +60,21 @@ ENTRY %main (leaves_0: bf16[8,64,96], leaves_1: bf16[8,64,96]) -> bf16[16,96] {
     assert found == Work(Kind.EXPERTS, (8, 64, 192), 2 * 8 * 64 * 192, 8 * 4 + 8 * 64 * 2 + 16 * 96 * 2)
 
 
+def test_a_product_of_4_bits_reads_its_scales_with_its_numbers():
+    hlo = """
+ENTRY %main (leaves_0: u8[32,96], leaves_1: bf16[2,96]) -> bf16[8,96] {
+  %values = u8[32,96]{1,0} parameter(0), metadata={op_name="leaves[0]"}
+  %scale = bf16[2,96]{1,0} parameter(1), metadata={op_name="leaves[1]"}
+  %rows = bf16[2,8,32]{2,1,0} fusion(%values), kind=kLoop, calls=%fused, metadata={op_name="norm"}
+  %made = bf16[8,96]{1,0} custom-call(%rows, %values, %scale), backend_config={name = "few_bits_matmul_kernel"}
+}
+"""
+    product = works(hlo, ())[-1]
+    assert product == Work(Kind.PRODUCT_OF_4_BITS, (64, 96), 32 * 96 + 2 * 96 * 2, 8 * (64 + 96) * 2)
+    half = Work(Kind.PRODUCT, (64, 96), 64 * 96, product.other_bytes)
+    assert half.is_in_8_bits and seconds(product, 8, speed_of("h200")) < seconds(half, 8, speed_of("h200"))
+
+
 def test_a_product_takes_the_longer_of_its_bytes_and_its_operations():
     speed, work = speed_of("h200"), Work(Kind.PRODUCT, (4096, 4096), 2 * 4096**2, 0)
     share, start = SHARES[Kind.PRODUCT, False][0], START_S[Kind.PRODUCT] + GAP_S

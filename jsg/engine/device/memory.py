@@ -179,7 +179,7 @@ def extend_bound(
         model: The shape of the model.
         num_tokens: New tokens of the step.
         itemsize: Bytes of an activation.
-        restored_bytes: Bytes of the largest kernel that a step restores from few bits; None if kernels are not quantised.
+        restored_bytes: Bytes of the largest kernel that a step restores; None if kernels are not quantised.
         num_devices: Devices that share the model.
     """
     products = 3 if restored_bytes is None else 4
