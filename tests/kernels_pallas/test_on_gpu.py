@@ -23,6 +23,7 @@ from jsg.models.layers import project
 from jsg.models.quantise import FORMS, STORED, quantise
 from jsg.types import Request, SamplingParams
 from tests.engine import small
+from tests.kernels_pallas import test_few_bits_matmul
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,6 +100,14 @@ def test_products_with_kernels_in_8_bits(stored: str):
     sizes = jnp.array([32], jnp.int32)
     grouped = ops.grouped_matmul(x, kernel.values[None], sizes, scale=kernel.scale[None], result="float32")
     np.testing.assert_allclose(grouped, exact, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("num_rows", [1, 32, 100, 300, 3000])
+@pytest.mark.parametrize("name", test_few_bits_matmul.FORMS)
+def test_products_with_kernels_in_4_bits(name: str, num_rows: int):
+    x, kernel = test_few_bits_matmul.rows(num_rows), test_few_bits_matmul.made(test_few_bits_matmul.FORMS[name])
+    found = test_few_bits_matmul.compiled()(x, kernel)
+    np.testing.assert_allclose(found, test_few_bits_matmul.product(x, kernel), rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("num_tokens", [8, 300])
