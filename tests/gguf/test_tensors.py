@@ -60,7 +60,7 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path):
             place = read_container(tmp_path / "m.gguf").tensors["t"]
             tensor = GgufTensor("t", np.frombuffer(data, np.uint8).reshape(SHAPE[0], -1), place)
             for read in (tensor.read, *([tensor.kept] if tensor.form else [])):
-                with pytest.raises(ModelError, match="the scales of t must be finite, .* download the file again"):
+                with pytest.raises(ModelError, match="the scales of t must be finite"):
                     read((slice(0, 1), slice(0, 256)))
 
 
