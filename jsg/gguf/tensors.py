@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jsg.errors import ModelError
 from jsg.gguf.architectures import FACTORS, Metadata, name_of
 from jsg.gguf.container import Container, Place, read_container
 from jsg.malloc import rows_at_once
@@ -20,16 +21,19 @@ class GgufTensor:
         num_bytes: The bytes in the file of numbers in few bits; 0 if each is whole.
     """
 
-    def __init__(self, data: np.ndarray, place: Place, heads: int | None = None, *, is_one_more: bool = False):
+    def __init__(
+        self, name: str, data: np.ndarray, place: Place, heads: int | None = None, *, is_one_more: bool = False
+    ):
         """Takes bytes [rows…, bytes of a row].
 
         Args:
+            name: Its name in the file, for errors.
             data: The bytes.
             place: Where they are from.
             heads: The number of heads whose rows are in the order of llama.cpp; None for rows as they are published.
             is_one_more: Whether 1 was added to each number.
         """
-        self.shape = (*data.shape[:-1], place.shape[-1])
+        self.shape, self._name = (*data.shape[:-1], place.shape[-1]), name
         self._data, self._block, self._is_one_more = data, place.block, is_one_more
         self.dtype = "F32" if is_one_more else place.block.dtype
         self.num_bytes = data.nbytes if place.block.length > 1 else 0
@@ -39,8 +43,8 @@ class GgufTensor:
             self._order = np.arange(self.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def read(self, slices: tuple[slice, ...]) -> np.ndarray:
-        """A slice. Only the blocks that it touches are restored."""
-        numbers = self._cut(self._block.restore, slices, 1)
+        """A slice. Only the blocks that it touches are restored. Raises ModelError if a scale is not finite."""
+        numbers = self._finite(self._cut(self._block.restore, slices, 1))
         return numbers.astype(np.float32) - np.float32(1) if self._is_one_more else numbers
 
     @property
@@ -49,14 +53,26 @@ class GgufTensor:
         return self._block.form
 
     def kept(self, slices: tuple[slice, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers and the scales of whole groups, if it has a form. Of 4 bits two numbers plus 8 are in a byte."""
+        """The numbers and the scales of whole groups, if it has a form. Of 4 bits two numbers plus 8 are in a byte.
+
+        Raises:
+            ModelError: A scale is not finite.
+        """
         split, (kind, group, _) = self._block.split, self._block.form or ("int8", 1, "")
         assert split is not None, "a tensor with a form"
         numbers = self._cut(lambda blocks: split(blocks)[0], slices, 1)
         if kind == "int4":
             codes = (numbers + np.int8(8)).view(np.uint8)
             numbers = codes[..., ::2] | codes[..., 1::2] << 4
-        return numbers, self._cut(lambda blocks: split(blocks)[1], slices, group)
+        return numbers, self._finite(self._cut(lambda blocks: split(blocks)[1], slices, group))
+
+    def _finite(self, made: np.ndarray) -> np.ndarray:
+        """What was made with scales. A number times a scale that is not finite is not, even if it is zero."""
+        if self.num_bytes and not np.isfinite(made).all():
+            raise ModelError(
+                f"the scales of {self._name} must be finite, but one is NaN or infinity; download the file again"
+            )
+        return made
 
     def _cut(self, restore: Callable[[np.ndarray], np.ndarray], slices: tuple[slice, ...], group: int) -> np.ndarray:
         """What blocks have for each `group` of their columns, of the columns of a slice, or for each of them."""
@@ -74,7 +90,8 @@ class GgufTensor:
         start, stop, step = columns.indices(self.shape[-1])
         first, last = start // length, -(-max(start, stop) // length)
         raw = np.ascontiguousarray(self._data[(*rows, slice(first * nbytes, last * nbytes))])
-        restored = restore(raw.reshape(-1, nbytes)).reshape(*raw.shape[:-1], (last - first) * length // group)
+        with np.errstate(all="ignore"):  # `_finite` says it
+            restored = restore(raw.reshape(-1, nbytes)).reshape(*raw.shape[:-1], (last - first) * length // group)
         return restored[..., (start - first * length) // group : (stop - first * length) // group : step]
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
@@ -89,7 +106,7 @@ def read_metadata(containers: Sequence[tuple[Path, Container]]) -> Metadata:
         shapes |= {name: place.shape for name, place in container.tensors.items()}
         for name in container.tensors.keys() & set(FACTORS):
             place = container.tensors[name]
-            numbers = GgufTensor(_bytes_of(_mapped(path), place), place).read((slice(None),) * len(place.shape))
+            numbers = GgufTensor(name, _bytes_of(_mapped(path), place), place).read((slice(None),) * len(place.shape))
             factors[name] = [float(str(number)) for number in numbers.reshape(-1)]
     return Metadata(containers[0][1].metadata, shapes, factors)
 
@@ -113,11 +130,13 @@ def open_tensors(paths: Sequence[Path]) -> dict[str, GgufTensor]:
             name, data = name_of(stored, architecture, has_experts=has_experts), _bytes_of(file, place)
             if "{}" in name and len(place.shape) == 3:
                 one = Place(place.shape[1:], place.block, place.start)
-                tensors |= {name.replace("{}", str(expert)): GgufTensor(part, one) for expert, part in enumerate(data)}
+                tensors |= {
+                    name.replace("{}", str(expert)): GgufTensor(stored, part, one) for expert, part in enumerate(data)
+                }
                 continue
             is_one_more = architecture == "gemma3" and name.endswith("norm.weight")
             which = stored.removesuffix(".bias").removesuffix(".weight").rpartition(".")[2]
-            tensors[name] = GgufTensor(data, place, heads.get(which), is_one_more=is_one_more)
+            tensors[name] = GgufTensor(stored, data, place, heads.get(which), is_one_more=is_one_more)
     return tensors
 
 

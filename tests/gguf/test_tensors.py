@@ -7,6 +7,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from jsg.errors import ModelError
 from jsg.gguf.container import read_container
 from jsg.gguf.tensors import GgufTensor
 from tests.gguf.writer import CODES, container, rounded
@@ -27,7 +28,7 @@ def written(path: Path, kind: str) -> tuple[GgufTensor, bytes, np.ndarray]:
     path.write_bytes(container({"general.architecture": "llama"}, {"t": (kind, SHAPE, data)}))
     place = read_container(path).tensors["t"]
     raw = np.frombuffer(path.read_bytes()[place.start :][: place.nbytes], np.uint8)
-    return GgufTensor(raw.reshape(SHAPE[0], -1), place), data, restored
+    return GgufTensor("t", raw.reshape(SHAPE[0], -1), place), data, restored
 
 
 @pytest.mark.parametrize("kind", CODES)
@@ -46,6 +47,21 @@ def test_the_package_of_llama_cpp_restores_the_same(kind: str, tmp_path: Path):
     raw = np.frombuffer(data, {"F32": np.float32, "F16": np.float16}.get(kind, np.uint8)).reshape(SHAPE[0], -1)
     theirs = dequantize(raw, GGMLQuantizationType[kind])
     np.testing.assert_array_equal(tensor.read(CUTS[0]).astype(np.float32), theirs)
+
+
+def test_scales_that_are_not_finite_are_refused(tmp_path: Path):
+    """The last two bytes of a block of Q6_K are its scale, and the first two of the others."""
+    for kind in ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"):
+        for bad in (np.nan, np.inf):
+            data = bytearray(rounded(np.ones(SHAPE, np.float32), kind)[0])
+            at = 208 if kind == "Q6_K" else 0
+            data[at : at + 2] = np.float16(bad).tobytes()
+            (tmp_path / "m.gguf").write_bytes(container({"general.architecture": "llama"}, {"t": (kind, SHAPE, data)}))
+            place = read_container(tmp_path / "m.gguf").tensors["t"]
+            tensor = GgufTensor("t", np.frombuffer(data, np.uint8).reshape(SHAPE[0], -1), place)
+            for read in (tensor.read, *([tensor.kept] if tensor.form else [])):
+                with pytest.raises(ModelError, match="the scales of t must be finite"):
+                    read((slice(0, 1), slice(0, 256)))
 
 
 def test_pieces_are_rows_of_a_mebibyte_when_they_are_restored(tmp_path: Path):
