@@ -106,7 +106,7 @@ async def _serve(loop: WatchedLoop, config: EngineConfig, *, sees: bool) -> None
 
         def greet(text: str) -> None:
             print(json.dumps(text), flush=True)
-            tasks.append(loop.create_task(collect_garbage()))
+            tasks.append(loop.create_task(collect_garbage(lambda: client.num_under_way)))
             tasks.append(loop.create_task(_tick(loop.longest)))
             tasks.append(loop.create_task(_tell(client, loop.longest, told_to_end)))
 

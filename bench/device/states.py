@@ -112,7 +112,7 @@ def _calls(
     given: Given, cache: StateCache, steps: Sequence[Step], *, has_one_token: bool, implementation: str | None = None
 ) -> tuple[list[jax.Array], StateCache]:
     joint, raw_gates, weights, apart = given
-    own = {"steps": STEPS} if isinstance(weights, ScanWeights) else {"eps": 1e-6, "most": 1.0}
+    own = {"steps": STEPS} if isinstance(weights, ScanWeights) else {"eps": 1e-6}
     weights = weights._replace(**own)
     outs = []
     for pieces, tiles in steps:

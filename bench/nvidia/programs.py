@@ -191,7 +191,7 @@ def _kernels(module: nnx.Module) -> frozenset[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Param) and (axis := node.get_metadata("summed_axis")) is not None:
-            shape = jax.tree.leaves(node.get_value())[0].shape
+            shape = node.get_value().shape
             rows = [shape[0]] if axis == 0 else [shape[0] * side for side in shape[1:]]
             found |= {(side, math.prod(shape) // side) for side in rows}
     return frozenset(found)

@@ -26,6 +26,7 @@ from jsg.kernels_pallas import (
 )
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
@@ -311,23 +312,34 @@ def short_convolution(
 
 def matmul(
     x: Float[Array, "T D"],
-    kernel: Panels,
+    kernel: Panels | Quantised,
     result: jax.typing.DTypeLike = jnp.float32,
     sizes: Int[Array, " E"] | None = None,
-) -> Float[Array, "T F"]:
-    """x · kernel on a CPU, summed in float32 and rounded to `result`, float32 or bfloat16.
-
-    Each result is summed over D in an order that does not depend on the other rows.
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "T *out"]:
+    """x · kernel, summed in float32 and rounded to `result`.
 
     Args:
         x: The rows.
-        kernel: The kernel, or those of several experts.
-        result: Type of the result.
+        kernel: In panels on a CPU, that of one product or those of several experts. Each result is summed over D in an
+            order that does not depend on the other rows. Or one in few bits, restored in the type of `x`.
+        result: Type of the result. Of panels float32 or bfloat16.
         sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
+        implementation: Of a kernel in few bits: "triton", which restores parts in registers, "reference", which writes
+            all of it first, or None for the best that works here.
     """
-    from jsg.kernels_pallas.native import matmul as native
+    if isinstance(kernel, Panels):
+        from jsg.kernels_pallas.native import matmul as native
 
-    return native.matmul(x, kernel, result, sizes)
+        return native.matmul(x, kernel, result, sizes)
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
+
+        with _falling_back("few_bits_matmul", "triton", implementation):
+            return few_bits_matmul(x, kernel, result, interpret=_interprets())
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # as `models.layers.project`
+    return jnp.tensordot(x, kernel.restored(x.dtype), 1, precision=precision, preferred_element_type=result)
 
 
 def gated(

@@ -58,12 +58,10 @@ def project(
     The type of `x` holds the numbers of a kernel in 8 bits exactly, whose scales multiply the sums if each column has
     one. Other kernels in few bits are restored in the type of `x`.
     """
-    if isinstance(kernel, Panels):
-        return ops.matmul(x, kernel, result)
     if isinstance(kernel, Quantised) and kernel.form.scales_columns:
         return (project(x, kernel.values.astype(x.dtype)) * kernel.wide_scale).astype(result)
-    if isinstance(kernel, Quantised):
-        return project(x, kernel.restored(x.dtype), result)
+    if isinstance(kernel, Panels | Quantised):
+        return ops.matmul(x, kernel, result)
     dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)
     return lax.dot_general(x, kernel, dimensions, precision=precision, preferred_element_type=result)
 

@@ -217,7 +217,7 @@ async def _tidy(client: ServedEngine) -> None:
     with contextlib.suppress(JsgError):
         await client.ready()
         await asyncio.sleep(FIRST_REQUEST_S)
-        await collect_garbage()
+        await collect_garbage(lambda: sum(each.num_under_way for each in client.engines))
 
 
 @final

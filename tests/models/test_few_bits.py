@@ -162,6 +162,18 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
         "factor": (FORMS["nvfp4"], changed("k_proj.weight_global_scale", np.zeros_like), "must be finite"),
         "empty": (FORMS["gptq"], changed("k_proj.qweight", lambda x: x[:0]), "k_proj.qweight must have numbers, but"),
         "far group": (FORMS["gptq order"], changed("k_proj.g_idx", far), r"columns of .*k_proj.* in \[0, 2\), .*77"),
+        "no order": (FORMS["gptq order"], without("k_proj.g_idx"), "must hold .*k_proj.g_idx, a part of"),
+        "no order of words": (FORMS["w4a16 order"], without("k_proj.weight_g_idx"), "must hold .*k_proj.weight_g_idx"),
+        "zeros beside no zeros": (
+            Form(FORMS["w4a16"].config, FORMS["w4a16 zeros"].pack),
+            lambda _: None,
+            "weight_zero_point must be absent or of zeros by its group of config_groups, but is not; download",
+        ),
+        "zeros beside floats": (
+            FORMS["channel"],
+            lambda tensors: tensors.update({f"{next(iter(SHAPES))}_zero_point": np.ones((96, 1), np.int8)}),
+            "k_proj.weight_zero_point must be absent or of zeros",
+        ),
         "skipped": (
             Form({**FORMS["fp8"].config, "modules_to_not_convert": ["down_proj"]}, FORMS["fp8"].pack),
             lambda _: None,

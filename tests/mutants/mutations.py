@@ -155,8 +155,8 @@ MODELS = (
     Mutation(
         "models: a scale of 8 bits is that of the whole kernel",
         "jsg/models/quantise.py",
-        "largest = xp.max(xp.abs(numbers), axis=1, keepdims=True)",
-        "largest = xp.broadcast_to(xp.max(xp.abs(numbers)), (len(numbers), 1))",
+        "np.max(np.abs(numbers), axis=1, keepdims=True)",
+        "np.broadcast_to(np.max(np.abs(numbers)), (len(numbers), 1))",
         "tests/models/test_quantise.py",
     ),
     Mutation(

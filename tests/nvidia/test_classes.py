@@ -19,6 +19,7 @@ from jsg.engine.device.programs import GREEDY, SAMPLED
 from jsg.kernels_pallas import (
     attention_block,
     cascade,
+    few_bits_matmul,
     grouped_matmul,
     ops,
     paged_decode,
@@ -28,13 +29,16 @@ from jsg.kernels_pallas import (
 from jsg.kernels_pallas.attention_block import padded_rows
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.expert_routes import expert_routes
+from jsg.kernels_pallas.few_bits import zeros
+from jsg.kernels_pallas.form import Form
 from jsg.kernels_pallas.inputs import GroupKernels
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
+from jsg.models.quantise import FORMS
 from jsg.sched.buckets import BucketKey, Phase
 from tests.nvidia.test_kernels import EXPERTS, GROUPS, POOL_TOKENS, ROWS, VOCAB, attention_inputs, having
-from tests.nvidia.test_quantised import MOST
+from tests.nvidia.test_quantised import MOST, MOST_IN_4_BITS
 from tests.nvidia.test_step import check_forward, max_temporary_bytes
 
 CARDS = [pytest.param(name, marks=() if name in CLASSES.values() else pytest.mark.long) for name in NAMES]
@@ -263,6 +267,47 @@ def test_experts(name: str, side: str, num_rows: int, nvdisasm):
         check_products(program.card, counts, sizes.block_m)
 
 
+IN_4_BITS = {
+    "int4": (FORMS["int4"], (16, 256, 4096)),
+    "awq": (Form("int4", 128, "float16", has_zero=True), (32, 64, 1024)),
+    "mxfp4": (Form("e2m1", 32, "float8_e8m0fnu"), ()),
+    "nvfp4": (Form("e2m1", 16, "float8_e4m3fn", has_factor=True), ()),
+}
+"""Forms, and the rows with which they are compiled for a card of each class. What else there is of both is long."""
+PRODUCTS_IN_4_BITS = [
+    pytest.param(
+        name,
+        form,
+        num_rows,
+        marks=() if name in CLASSES.values() and num_rows in quick else pytest.mark.long,
+        id=f"{name}-{form}-{num_rows}",
+    )
+    for name in NAMES
+    for form, (_, quick) in IN_4_BITS.items()
+    for num_rows in (16, 32, 64, 256, 1024, 4096)
+]
+
+
+@pytest.mark.parametrize(("name", "form", "num_rows"), PRODUCTS_IN_4_BITS)
+def test_products_in_4_bits(name: str, form: str, num_rows: int, nvdisasm):
+    """Words are read in 16-byte copies and restored in registers: nothing is written but the result."""
+    kernel = jax.eval_shape(lambda: zeros(IN_4_BITS[form][0], (4096, 6144), 0))
+    program = compile_for(
+        name,
+        lambda rows, kernel: ops.matmul(rows, kernel, "bfloat16", implementation="triton"),
+        *(array(num_rows, 4096), kernel),
+    )
+    assert program.temporary_bytes <= num_rows * 4096 * jnp.bfloat16.dtype.itemsize  # its rows in another order
+    launch = program.kernel("few_bits_matmul_kernel")
+    counts = program.instructions(launch.name, nvdisasm)
+    assert spills(counts) == set()
+    with traced_for(mesh_of(name)):
+        sizes = few_bits_matmul.default_sizes(num_rows, jnp.bfloat16.dtype)
+        calculated = few_bits_matmul.shared_bytes(sizes, jnp.bfloat16.dtype)
+    assert launch.shared_bytes <= calculated <= program.card.shared_bytes
+    check_products(program.card, counts, sizes.block_m)
+
+
 @pytest.mark.parametrize("name", OTHER_CARDS)
 def test_choices_of_tokens_and_of_few_experts(name: str, nvdisasm):
     column = functools.partial(array, ROWS)
@@ -309,8 +354,8 @@ QUANTISED = [
         id=f"{name}-{quantization}",
     )
     for name in NAMES
-    for quantization, is_widest in (("int8", not takes_fp8(card(name))), ("fp8", True))
-    if name != "h200" and (quantization == "int8" or takes_fp8(card(name)))
+    for quantization, is_widest in (("int8", not takes_fp8(card(name))), ("fp8", True), ("int4", True))
+    if name != "h200" and (quantization != "fp8" or takes_fp8(card(name)))
 ]
 """Where a card takes fp8 too, int8 is long."""
 
@@ -332,14 +377,14 @@ def test_step_with_a_pool_of_8_bits(name: str):
 
 
 @pytest.mark.parametrize(("name", "quantization"), QUANTISED)
-def test_step_with_kernels_in_8_bits(name: str, quantization: str):
+def test_step_with_kernels_in_few_bits(name: str, quantization: str):
     """None is written anew in a longer type."""
     options = (("quantization", quantization),)
     of = llama(name, 2, options)
     program = of.programs.program(("forward", DECODE))
     check_forward(program, of)
     assert program.writers_of(of.kernels) == []
-    launches, megabytes = MOST["dense", "decode-32"]
+    launches, megabytes = MOST_IN_4_BITS["decode-32"] if quantization == "int4" else MOST["dense", "decode-32"]
     assert program.temporary_bytes <= megabytes * 10**6
     assert len(program.launches) <= 2 * launches + 9
 

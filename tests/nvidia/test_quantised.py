@@ -1,4 +1,4 @@
-"""Steps with kernels in 8 bits, compiled for an H200: no kernel is written anew in a longer type.
+"""Steps with kernels in 8 and 4 bits, compiled for an H200: no kernel is written anew in a longer type.
 
 As in `test_step.py`, nothing here ran on a device. The figures are those of docs/architecture.md.
 """
@@ -37,6 +37,8 @@ MOST = {
     ("experts", "prefill-8192"): (15, 1150),
 }
 """Launches of a layer, and megabytes of temporaries."""
+MOST_IN_4_BITS = {"decode-32": (12, 34), "decode-256": (11, 36), "prefill-8192": (12, 780)}
+"""The same of a dense model. The head is in bfloat16, and cuBLAS multiplies it, with a workspace of 34 MB."""
 BETWEEN = (("dense", "decode-256"), ("experts", "decode-32"))
 
 
@@ -61,6 +63,24 @@ def test_kernels_in_8_bits_are_never_written_in_a_longer_type(shape: str, step: 
     num_tokens = KEYS[step].num_tokens
     assert program.temporary_bytes <= extend_bound(of.config, num_tokens, jnp.bfloat16.dtype.itemsize, restored_bytes=0)
     shallow = quantised(shape, quantization, 1).programs.program(name)
+    assert len(program.launches) - len(shallow.launches) <= launches
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=pytest.mark.long if step == "decode-256" else ()) for step in KEYS]
+)
+def test_kernels_in_4_bits_are_never_written_in_a_longer_type(step: str):
+    """Each is read by jsg's own launch, and norms write rows in the order in which it takes them."""
+    of, name = quantised("dense", "int4", 2), ("forward", KEYS[step])
+    program = of.programs.program(name)
+    check_forward(program, of)
+    assert len(of.kernels) == 4 and program.writers_of(of.kernels) == []
+    launches, megabytes = MOST_IN_4_BITS[step]
+    assert sum(launch.name.startswith("few_bits_matmul_kernel") for launch in program.launches) == 2 * len(of.kernels)
+    assert program.temporary_bytes <= megabytes * 10**6
+    itemsize = jnp.bfloat16.dtype.itemsize
+    assert program.temporary_bytes <= extend_bound(of.config, KEYS[step].num_tokens, itemsize, restored_bytes=0)
+    shallow = quantised("dense", "int4", 1).programs.program(name)
     assert len(program.launches) - len(shallow.launches) <= launches
 
 

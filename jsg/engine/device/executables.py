@@ -51,8 +51,8 @@ QUANTISED_OPTIONS: Mapping[str, Mapping[str, bool | int]] = {"gpu": {"xla_gpu_en
 """XLA's options for programs with kernels in 8 bits. cuBLASLt cannot multiply these with wider rows, so XLA would write
 each kernel in bfloat16 at every step. XLA's own matmuls convert each block as they read it, and autotuning finds the
 sizes of their blocks. Programs that encode images have no kernels in 8 bits and keep the options above, because XLA's
-own matmuls cannot do some of theirs. Programs with kernels in 4 bits keep them too: XLA writes these in bfloat16
-anyhow, and cuBLASLt then needs fewer launches."""
+own matmuls cannot do some of theirs. Programs with kernels in 4 bits keep them too: jsg's own kernel multiplies
+these, and cuBLASLt the others."""
 
 
 ANY_KIND = ""

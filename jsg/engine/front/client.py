@@ -176,9 +176,14 @@ class EngineClient:
         return self._config.max_queued_requests + self.info.max_running_requests
 
     @property
+    def num_under_way(self) -> int:
+        """How many requests run and wait."""
+        return len(self._streams)
+
+    @property
     def is_full(self) -> bool:
         """Whether no further request may run or wait."""
-        return len(self._streams) >= self.most_requests
+        return self.num_under_way >= self.most_requests
 
     @property
     def takes_grammars(self) -> bool:

@@ -5,7 +5,7 @@ import dataclasses
 from jsg.errors import ModelError
 from jsg.fields import Fields
 from jsg.models.published.fp8 import in_e4m3
-from jsg.models.published.layout import DAMAGED, SCALES, Group, Layout, Plane
+from jsg.models.published.layout import DAMAGED, SCALES, Group, Layout, Plane, Stored
 from jsg.models.published.modelopt import GROUP, in_nvfp4
 from jsg.models.published.record import Published, Rule, read_block, read_rule, refuse_others, require_one_of
 
@@ -13,6 +13,7 @@ FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-qu
 HELD = {(False, "F8_E4M3"): "float 8", (False, "I8"): "int 8", (True, "U8"): "float 4"}
 """Whether numbers are packed, and the type of their tensor → what they are. I32 has integers of either length."""
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+ORDERS = (True, False, "group", "dynamic", "weight", "static")
 _FIELDS = "config_groups format ignore quantization_status kv_cache_scheme version sparsity_config transform_config"
 _WEIGHT_FIELDS = (
     "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs zp_dtype"
@@ -29,6 +30,7 @@ class Scheme:
         kind: `int` or `float`, and the bits of a number.
         block: Rows and columns that share a scale; 0 for all.
         is_symmetric: There are no zeros.
+        has_order: A tensor has the group of each column.
     """
 
     names: Rule
@@ -36,6 +38,7 @@ class Scheme:
     kind: str
     block: tuple[int, int]
     is_symmetric: bool
+    has_order: bool
 
 
 def read(config: Fields) -> Published:
@@ -81,7 +84,9 @@ def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
     weights.require(kind != "float 4" or wide == GROUP, "group_size", f"be {GROUP} of float 4, which is NVFP4", size)
     block = (read_block(weights, "block_structure") or (128, 128)) if strategy == "block" else (1, wide)
     is_for_classes = any(not target.startswith("re:") for target in targets)
-    return Scheme(names, is_for_classes, kind, block, weights.flag("symmetric", default=True))
+    order = require_one_of(weights, "actorder", *ORDERS, default=False)
+    has_order = order in (True, "group", "dynamic")  # with the others the columns are in their places again
+    return Scheme(names, is_for_classes, kind, block, weights.flag("symmetric", default=True), has_order)
 
 
 def _layout(group: Group, schemes: list[Scheme]) -> Layout:
@@ -99,6 +104,8 @@ def _layout(group: Group, schemes: list[Scheme]) -> Layout:
         )
     if integers:
         return _packed(group, scheme)
+    if scheme.kind != "int 8":
+        _refuse_numbers(group, "_zero_point", "_g_idx")
     if packed is not None:
         return in_nvfp4(group, "_packed", "_global_scale", divides=True)
     if scheme.kind == "float 8":
@@ -108,7 +115,28 @@ def _layout(group: Group, schemes: list[Scheme]) -> Layout:
     zero = None
     if not scheme.is_symmetric or group.find("_zero_point"):
         zero = Plane(tensor=group.reshaped("_zero_point", ["I8"], scale.shape), shape=scale.shape)
-    return Layout(kind="int8", numbers=group.plane("", ["I8"], (rows, columns)), scale=scale, zero=zero, block=block)
+    return Layout(
+        kind="int8",
+        numbers=group.plane("", ["I8"], (rows, columns)),
+        scale=scale,
+        zero=zero,
+        order=_order(group, scheme, columns),
+        block=block,
+    )
+
+
+def _order(group: Group, scheme: Scheme, columns: int) -> Stored | None:
+    return group.reshaped("_g_idx", ["I32", "I64"], (columns,)) if scheme.has_order or group.find("_g_idx") else None
+
+
+def _refuse_numbers(group: Group, *roles: str) -> None:
+    """Raises ModelError if a tensor changes what numbers mean, but the kernel's group does not have it."""
+    for role in roles:
+        if (tensor := group.find(role)) is not None and tensor.read((slice(None),) * len(tensor.shape)).any():
+            raise ModelError(
+                f"{group.full_name(role)} must be absent or of zeros by its group of config_groups, but is not; "
+                f"{DAMAGED}"
+            )
 
 
 def _packed(group: Group, scheme: Scheme) -> Layout:
@@ -121,13 +149,14 @@ def _packed(group: Group, scheme: Scheme) -> Layout:
         rows, columns = group.reshaped("_shape", ["I32", "I64"], (2,)).read((slice(None),)).tolist()
     wide = scheme.block[1] or columns
     groups = (rows, -(-columns // wide))
-    is_symmetric = scheme.is_symmetric
+    if scheme.is_symmetric:
+        _refuse_numbers(group, "_zero_point")
     return Layout(
         kind="int4" if bits == 4 else "int8",
         numbers=group.plane("_packed", ["I32"], (rows, columns), **packing),
         scale=group.plane("_scale", SCALES, groups),
-        zero=None if is_symmetric else group.plane("_zero_point", ["I32"], groups, **packing, packs_rows=True),
+        zero=None if scheme.is_symmetric else group.plane("_zero_point", ["I32"], groups, **packing, packs_rows=True),
         no_zero=1 << (bits - 1),
-        order=group.reshaped("_g_idx", ["I32", "I64"], (columns,)) if group.find("_g_idx") else None,
+        order=_order(group, scheme, columns),
         block=(1, wide),
     )

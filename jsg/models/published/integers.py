@@ -32,7 +32,7 @@ def read_awq(config: Fields) -> Published:
     def layout(group: Group) -> Layout:
         columns, words = group.tensor(".qweight", ["I32"], 2).shape
         packing = {"bits": 4, "per_word": 8, "packs_rows": True, "lanes": AWQ_LANES}
-        return _layout(group, "int4", (words * 8, columns), size or columns, packing, packing)
+        return _layout(group, "int4", (words * 8, columns), size or columns, packing, packing, has_order=False)
 
     return Published(
         title="awq",
@@ -60,11 +60,13 @@ def read_gptq(config: Fields) -> Published:
     def layout(group: Group) -> Layout:
         own = settings(group.module)
         bits, size = own.integer("bits"), read_group(own, "group_size")
+        has_order = own.flag("desc_act", default=False) and size is not None
         words, rows = group.tensor(".qweight", ["I32"], 2).shape
         packing = {"bits": bits, "per_word": 32 // bits}
         shape = (rows, words * packing["per_word"])
         zeros = {**packing, "packs_rows": True, "added": 0 if is_second else ONES[bits]}
-        return _layout(group, "int4" if bits == 4 else "int8", shape, size or shape[1], packing, zeros)
+        kind = "int4" if bits == 4 else "int8"
+        return _layout(group, kind, shape, size or shape[1], packing, zeros, has_order=has_order)
 
     return Published(
         title=f"gptq, {config.get('bits')} bits",
@@ -77,16 +79,23 @@ def read_gptq(config: Fields) -> Published:
 
 
 def _layout(
-    group: Group, kind: Any, shape: tuple[int, int], wide: int, numbers: dict[str, Any], zeros: dict[str, Any]
+    group: Group,
+    kind: Any,
+    shape: tuple[int, int],
+    wide: int,
+    numbers: dict[str, Any],
+    zeros: dict[str, Any],
+    *,
+    has_order: bool,
 ) -> Layout:
-    """The layout of a kernel whose numbers and whose zeros are packed so."""
+    """The layout of a kernel whose numbers and whose zeros are packed so. Its order may be there in any case."""
     groups = (shape[0], -(-shape[1] // wide))
     return Layout(
         kind=kind,
         numbers=group.plane(".qweight", ["I32"], shape, **numbers, is_turned=True),
         scale=group.plane(".scales", SCALES, groups, is_turned=True),
         zero=group.plane(".qzeros", ["I32"], groups, **zeros, is_turned=True),
-        order=group.reshaped(".g_idx", ["I32", "I64"], shape[1:]) if group.find(".g_idx") else None,
+        order=group.reshaped(".g_idx", ["I32", "I64"], shape[1:]) if has_order or group.find(".g_idx") else None,
         block=(1, wide),
     )
 
