@@ -22,6 +22,8 @@ SEARCHED_AT_ONCE = 1024
 """Pages of a prefix in which the last state is looked for at a time, from its end."""
 PASSED, USUAL, SHARED = range(3)
 """What a state is worth (`State.worth`)."""
+SEVERAL = 2
+"""After so many returns to a page whose state is gone, several requests are known to share it."""
 PENDING, READY = 1, 2
 """Whether the step that is planned makes the state after a page, or an earlier one has."""
 
@@ -100,6 +102,7 @@ class StateSlots:
         self._states: dict[int, State] = {}
         self._ends = np.zeros(num_pages, np.int8)  # by page, PENDING or READY if there is a state
         self._gone = np.zeros(num_pages, np.int64)  # by page, the turn of the state that it had before another went
+        self._returns = np.zeros(num_pages, np.int8)  # by page, how often requests came back to it, up to SEVERAL
         self._pending: list[State] = []
         self._idle: tuple[OrderedDict[State, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())  # by worth
         self._turns = itertools.count(1)
@@ -132,11 +135,18 @@ class StateSlots:
         """Makes the slot of a running request that of a state, if another one of at most this worth can go for it.
 
         If one of these pages has had a state that is gone, only one that is passed, or was not used since then, goes
-        for it. Otherwise, if more conversations than there are states take turns, none would find its own.
+        for it. Otherwise, if more conversations than there are states take turns, none would find its own. But where
+        several requests come back to the same page, it is no conversation, which moves on, but what they share. Then
+        one goes too from which no request has gone on.
         """
+        last = pages[-1:]
+        self._returns[last] = np.minimum(self._returns[last] + (self._gone[last] > 0), SEVERAL)
         if self._num_cached == self.most_cached:
             first = next((next(iter(queue)) for queue in self._idle[: worth + 1] if queue), None)
-            if first is None or (first.worth and first.turn > self._gone[pages].max(initial=0) > 0):
+            if first is None:
+                return False
+            yields = not (first.worth and first.turn > self._gone[pages].max(initial=0) > 0)
+            if not (yields or (not first.num_uses and (self._returns[last] == SEVERAL).any())):
                 return False
             self.forget(first)
         self.num_running -= 1
@@ -161,7 +171,7 @@ class StateSlots:
 
         With `is_pending` the step that is planned now makes it, so that only later ones may read it.
         """
-        if self._gone[page]:  # who came back is not known to be another one
+        if self._gone[page] and self._returns[page] < SEVERAL:  # who came back is not known to be another one
             state.num_expected = min(state.num_expected, 1)
         self._gone[page], state.page = 0, page
         self.num_kept += 1
@@ -230,7 +240,7 @@ class StateSlots:
         """Forgets the states after pages that are freed."""
         for page in pages[self._ends[pages] > 0].tolist():
             self.forget(self._states[page])
-        self._gone[pages] = 0
+        self._gone[pages] = self._returns[pages] = 0
 
     def begin_step(self) -> None:
         """Lets requests read from now on what the step that was planned before makes."""

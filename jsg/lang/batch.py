@@ -341,9 +341,9 @@ def texts_of(arguments: Arguments) -> frozenset[str]:
     for _ in range(_MOST_VALUES):
         match waiting.popleft() if waiting else None:
             case str() as text:
-                texts.add(text)
-            case Mapping() as values:
-                waiting.extend(itertools.islice(values.values(), _MOST_VALUES))
+                texts.add(str.__str__(text))  # of a subclass too, which need not be hashable
+            case dict() as values:  # and no other mapping, whose values may be made when they are asked for, or not be
+                waiting.extend(itertools.islice(dict.values(values), _MOST_VALUES))
             case list() | tuple() as values:
                 waiting.extend(values[:_MOST_VALUES])
     return frozenset(texts - {""})

@@ -57,3 +57,18 @@ def test_who_comes_back_alone_finds_its_state_again():
 
     best = [cached for _, cached in play(load(), None)]
     assert [cached for _, cached in play(load(), 2)][-4:] == best[-4:] and min(best[-4:]) > 0
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_shared_prefix_is_found_again_after_a_flood_of_others(is_announced: bool):
+    """Though its state went, and though those of the flood and of others between are newer than it was."""
+
+    def load() -> Iterator[Wave]:
+        texts = Texts()
+        common, points = texts.behind(None, 100), (100,) if is_announced else ()
+        for is_shared in (True, *[False] * 10, *[True, False] * 7):
+            prompt = texts.behind(common if is_shared else None, 40)
+            yield [Asked(prompt, texts.answer(10), points if is_shared else (), turn_end=len(prompt))]
+
+    found = [cached for length, cached in play(load(), 6) if length == 140]
+    assert found[-4:] == [100] * 4

@@ -1,6 +1,7 @@
 """Batches read their input as they go."""
 
 import asyncio
+import collections
 import itertools
 import sys
 import threading
@@ -168,3 +169,26 @@ def test_texts_are_found_among_many_values_of_arguments_and_in_those_that_contai
     loop.append(loop)
     assert texts_of((("a", 1, ""), {"x": {"y": ["b", ("c",)]}, "z": loop})) == {"a", "b", "c", "in"}
     assert texts_of((([*range(10**6)],), {"x": "kept"})) == {"kept"}
+
+
+class Lazy(collections.UserDict):
+    """A row of a dataset that decodes what it holds when it is asked for."""
+
+    def values(self):
+        raise OSError("no such picture")
+
+
+class Odd(str):
+    """A text that is in no set."""
+
+    __hash__ = None
+
+
+def test_arguments_that_are_looked_at_for_texts_are_taken_as_they_are():
+    @sgl.function
+    def typed(s, q):
+        s += type(q).__name__ + sgl.gen("a")
+
+    states = typed.run_batch([{"q": Lazy()}, {"q": Odd("a")}], backend=echoing())
+    assert [state["a"] for state in states] == ["<Lazy>", "<Odd>"]
+    assert texts_of((Odd("a"), Lazy())) == {"a"}
