@@ -15,7 +15,7 @@ whatever the other rows of its step are.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +32,19 @@ from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
 
 
 class Parts(NamedTuple):
-    """What is read of a kernel: see `Quantised`. Outputs are one axis, and scales of 8 bits are bytes."""
+    """What is read of a kernel, or references to it: see `Quantised`. Outputs are one axis.
 
-    values: Num[Array, "half_D F"]
-    scale: Num[Array, "groups F"]
-    zero: Num[Array, "groups F"] | None
-    factor: Num[Array, "1 F"] | None
+    Attributes:
+        values: [D / 2, F]
+        scale: [groups, F] Those of 8 bits are bytes.
+        zero: [groups, F], or None.
+        factor: [1, F], or None.
+    """
+
+    values: Any
+    scale: Any
+    zero: Any
+    factor: Any
 
 
 def few_bits_matmul(
