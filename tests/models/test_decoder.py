@@ -255,7 +255,7 @@ KINDS = (
     dataclasses.replace(LAYER, attention=LATENT),
     dataclasses.replace(LAYER, attention=ConvolutionSpec(channels=64, taps=3, has_bias=False)),
     dataclasses.replace(LAYER, attention=DELTA),
-    dataclasses.replace(LAYER, beside=BESIDE, own_input=OWN_INPUT),
+    pytest.param(dataclasses.replace(LAYER, beside=BESIDE, own_input=OWN_INPUT), marks=pytest.mark.slow),
 )
 
 
