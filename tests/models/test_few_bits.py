@@ -141,6 +141,11 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
             "must hold .*k_proj.weight_zero_point",
         ),
         "no factor": (FORMS["nvfp4"], without("k_proj.weight_global_scale"), "must hold .*weight_global_scale"),
+        "two scales": (
+            FORMS["fp8"],
+            lambda tensors: tensors.update({"model.layers.0.self_attn.k_proj.weight_scale": np.ones(1, np.float32)}),
+            "k_proj.weight must have its scales in one tensor, but .*_scale_inv and .*k_proj.weight_scale;",
+        ),
         "cut words": (FORMS["gptq"], changed("k_proj.qweight", cut), "k_proj.g_idx must have 56 numbers beside"),
         "cut bytes": (
             FORMS["nvfp4"],

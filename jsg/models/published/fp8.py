@@ -1,7 +1,8 @@
 """Kernels in e4m3 with a scale for each block, row or tensor: `fp8` of DeepSeek, Qwen and others, and `fbgemm_fp8`."""
 
+from jsg.errors import ModelError
 from jsg.fields import Fields
-from jsg.models.published.layout import EXPONENTS, SCALES, Group, Layout
+from jsg.models.published.layout import DAMAGED, EXPONENTS, SCALES, Group, Layout
 from jsg.models.published.record import Published, read_block, read_rule, refuse_others, require_one_of
 
 BLOCK = (128, 128)
@@ -28,9 +29,20 @@ def read(config: Fields) -> Published:
         title="fp8",
         marks={"_scale_inv": "", ".qscale_weight": ".weight", ".scale": ".weight", ".weight_scale": ".weight"},
         roles=_ROLES,
-        layout=lambda group: in_e4m3(group, next(filter(group.find, _ROLES), _ROLES[0]), block),
+        layout=lambda group: in_e4m3(group, _role_of_scale(group), block),
         skips=read_rule(config, "transformers", "modules_to_not_convert", "ignored_layers"),
     )
+
+
+def _role_of_scale(group: Group) -> str:
+    """The role of the one tensor with a kernel's scales. Raises ModelError if there are several."""
+    found = [role for role in _ROLES if group.find(role)]
+    if len(found) > 1:
+        names = " and ".join(map(group.full_name, found))
+        raise ModelError(
+            f"{group.name} must have its scales in one tensor, but the checkpoint holds {names}; {DAMAGED}"
+        )
+    return found[0] if found else _ROLES[0]
 
 
 def read_fbgemm(config: Fields) -> Published:
