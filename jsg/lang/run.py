@@ -34,9 +34,14 @@ class Run:
     """
 
     def __init__(
-        self, loop: Loop, backend: Backend, defaults: SamplingArgs, num_api_spec_tokens: int | None,
-        own_texts: frozenset[str] = frozenset(), shared_texts: frozenset[str] | None = None,
-    ):  # fmt: skip
+        self,
+        loop: Loop,
+        backend: Backend,
+        defaults: SamplingArgs,
+        num_api_spec_tokens: int | None,
+        own_texts: frozenset[str] = frozenset(),
+        shared_texts: frozenset[str] | None = None,
+    ):
         """`own_texts` are arguments that other runs of the same batch do not have."""
 
         def open_session() -> Session:

@@ -176,10 +176,9 @@ class Checkpoint:
         """
         _, tensor = self._stored[name]
         numbers = tensor.read((*slices, *(slice(None),) * (len(tensor.shape) - len(slices))))
+        whole = tensor.num_bytes if isinstance(tensor, Kernel | GgufTensor) else 0  # in few bits
         with self._lock:
-            self.num_bytes_read += (
-                int(numbers.size * tensor.bytes_each) if isinstance(tensor, Kernel) else numbers.nbytes
-            )
+            self.num_bytes_read += numbers.size * whole // math.prod(tensor.shape) if whole else numbers.nbytes
         return numbers
 
     def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:

@@ -104,11 +104,11 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    config = with_kept(directory, config, load_format)
-    if not (config.tie_word_embeddings or config.has_experts) or not has_checkpoint(directory):
+    is_open = config.tie_word_embeddings or config.has_experts or _is_in_few_bits(directory, config)
+    if not is_open or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
-        config = config.with_stacks(checkpoint.holds)
+        config = _with_forms(config, checkpoint).with_stacks(checkpoint.holds)
         if not config.tie_word_embeddings or not checkpoint.differ(HEAD, TABLE):
             return config
     logger.warning(
@@ -124,11 +124,19 @@ def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> 
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    is_whole = config.names.published is None and not (directory / GGUF_LINK).exists()
-    if is_whole or not has_checkpoint(directory):
+    if not _is_in_few_bits(directory, config) or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
-        return dataclasses.replace(config, names=dataclasses.replace(config.names, kept=checkpoint.forms()))
+        return _with_forms(config, checkpoint)
+
+
+def _is_in_few_bits(directory: Path, config: ModelSpec) -> bool:
+    """Whether a checkpoint may have kernels in few bits."""
+    return config.names.published is not None or (directory / GGUF_LINK).exists()
+
+
+def _with_forms(config: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+    return dataclasses.replace(config, names=dataclasses.replace(config.names, kept=checkpoint.forms()))
 
 
 def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.DTypeLike) -> None:
@@ -198,8 +206,7 @@ def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | No
     kept = kinds.pop() if len(kinds) == 1 else None
     if kept is None:
         return None
-    is_split = origin.split_axis is not None and origin.expert_axis is None and origin.split_axis == 0
-    if kept.form.has_order and (origin.expert_axis is not None or (is_split and num_devices > 1)):
+    if kept.form.has_order and (origin.expert_axis is not None or (origin.split_axis == 0 and num_devices > 1)):
         return None
     is_turned = origin.sources[0].part is not None and origin.sources[0].part.is_transposed
     return kept.form if is_turned == kept.is_turned else None

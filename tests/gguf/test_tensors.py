@@ -10,6 +10,7 @@ from gguf.quants import dequantize
 from jsg.errors import ModelError
 from jsg.gguf.container import read_container
 from jsg.gguf.tensors import GgufTensor
+from jsg.models.checkpoint import Checkpoint
 from tests.gguf.writer import CODES, container, rounded
 
 SHAPE = (6, 512)
@@ -62,6 +63,14 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path):
             for read in (tensor.read, *([tensor.kept] if tensor.form else [])):
                 with pytest.raises(ModelError, match="the scales of t must be finite"):
                     read((slice(0, 1), slice(0, 256)))
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K"])
+def test_the_progress_counts_the_bytes_of_the_file(kind: str, tmp_path: Path):
+    tensor, data, _ = written(tmp_path / "m.gguf", kind)
+    checkpoint = Checkpoint({"t": tensor})
+    checkpoint.read("t")
+    assert checkpoint.num_bytes_read == len(data)
 
 
 def test_pieces_are_rows_of_a_mebibyte_when_they_are_restored(tmp_path: Path):

@@ -69,11 +69,6 @@ class Kernel:
         self.num_bytes = sum(math.prod(each.shape) * ITEM_BYTES.get(each.dtype, 1) for each in self.parts.values())
 
     @property
-    def bytes_each(self) -> float:
-        """Bytes of a number in the file, on average."""
-        return self.num_bytes / max(1, math.prod(self.shape))
-
-    @property
     def kept_form(self) -> KeptForm | None:
         """Its form, with what else kernels must have in common to be kept as one."""
         if self.form is None:
