@@ -1,12 +1,14 @@
 """The metadata of each architecture as the fields of `config.json`, and its tensors by their names for transformers."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jsg.errors import ModelError
+from jsg.gguf.container import Container, bytes_of, mapped
 
 _SHARED = {
     "token_embd": "model.embed_tokens",
@@ -107,6 +109,18 @@ class Metadata:
                     f"jsg cannot know whether {name} in the metadata of this GGUF file changes the answers, but it is "
                     f"{str(value)[:80]}; take the checkpoint in safetensors that it was made of"
                 )
+
+
+def read_metadata(containers: Sequence[tuple[Path, Container]]) -> Metadata:
+    """The metadata of a model, whose first file has it, with what its tensors say."""
+    shapes, factors = {}, {}
+    for path, container in containers:
+        shapes |= {name: place.shape for name, place in container.tensors.items()}
+        for name in container.tensors.keys() & set(FACTORS):
+            place = container.tensors[name]
+            blocks = bytes_of(mapped(path), place).reshape(-1, place.block.nbytes)
+            factors[name] = [float(str(number)) for number in place.block.restore(blocks).reshape(-1)]
+    return Metadata(containers[0][1].metadata, shapes, factors)
 
 
 def config_of(metadata: Metadata) -> dict[str, Any]:

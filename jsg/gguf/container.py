@@ -166,3 +166,13 @@ class _Reader:
 
     def _fault(self, rule: str, remedy: str) -> ModelError:
         return ModelError(f"{self._name} must {rule}; {remedy}")
+
+
+def mapped(path: Path) -> np.ndarray:
+    """The bytes of a file, which stay there until they are read."""
+    return np.memmap(path, np.uint8, "r").view(np.ndarray)
+
+
+def bytes_of(file: np.ndarray, place: Place) -> np.ndarray:
+    """The bytes of a tensor [rows…, bytes of a row]."""
+    return file[place.start : place.start + place.nbytes].reshape(*place.shape[:-1], -1)

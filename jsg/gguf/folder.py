@@ -88,9 +88,9 @@ def _key(paths: Sequence[Path]) -> str:
 
 def _files(paths: Sequence[Path]) -> Mapping[str, bytes | Path]:
     """What is in the directory of a model: contents, and what links point to."""
-    from jsg.gguf.architectures import config_of  # here: these need numpy, and who asks a server needs none of it
+    # Here, because these need numpy, and who asks a server needs none of it.
+    from jsg.gguf.architectures import config_of, read_metadata
     from jsg.gguf.container import read_container
-    from jsg.gguf.tensors import read_metadata
     from jsg.gguf.tokenizer import Vocabulary
 
     containers = [(path, read_container(path)) for path in paths]

@@ -19,12 +19,11 @@ import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import read_json
-from jsg.gguf.tensors import GgufTensor, open_tensors
-from jsg.kernels_pallas.form import Form
 from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
 from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
-from jsg.models.published.kernel import Kept, Kernel, restored
+from jsg.models.gguf_tensors import open_tensors
+from jsg.models.published.kernel import Kept, restored
 from jsg.models.published.record import KeptForm
 from jsg.models.spec import AS_STORED, TensorNames
 
@@ -67,6 +66,26 @@ class StoredTensor(Protocol):
         Args:
             outer: How many of the first axes the caller cuts into single indices.
         """
+        ...
+
+
+@runtime_checkable
+class FewBits(StoredTensor, Protocol):
+    """A tensor that is restored from few bits as it is read, if it is not whole in the file.
+
+    Attributes:
+        num_bytes: Its bytes in the file; 0 if it is whole.
+    """
+
+    num_bytes: int
+
+    @property
+    def kept_form(self) -> KeptForm | None:
+        """Its form, with what else kernels must have in common to be kept as one; None if it must be restored."""
+        ...
+
+    def kept(self, slices: tuple[slice, ...]) -> Kept:
+        """A slice of [..., out, in] in its few bits, if it has a form. Raises ModelError if it is damaged."""
         ...
 
 
@@ -176,7 +195,7 @@ class Checkpoint:
         """
         _, tensor = self._stored[name]
         numbers = tensor.read((*slices, *(slice(None),) * (len(tensor.shape) - len(slices))))
-        whole = tensor.num_bytes if isinstance(tensor, Kernel | GgufTensor) else 0  # in few bits
+        whole = tensor.num_bytes if isinstance(tensor, FewBits) else 0
         with self._lock:
             self.num_bytes_read += numbers.size * whole // math.prod(tensor.shape) if whole else numbers.nbytes
         return numbers
@@ -184,8 +203,8 @@ class Checkpoint:
     def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:
         """A slice of [..., out, in] of a kernel that has a form, in its few bits. See `read`."""
         _, tensor = self._stored[name]
-        assert isinstance(tensor, Kernel | GgufTensor), "a tensor with a form"
-        kept = tensor.kept(slices) if isinstance(tensor, Kernel) else Kept(*tensor.kept(slices), None, None, None)
+        assert isinstance(tensor, FewBits), "a tensor with a form"
+        kept = tensor.kept(slices)
         with self._lock:
             self.num_bytes_read += kept.numbers.nbytes + kept.scale.nbytes
         return kept
@@ -196,13 +215,8 @@ class Checkpoint:
 
     def forms(self) -> dict[str, KeptForm]:
         """How kernels are kept in few bits, by name, of those that can be."""
-        forms: dict[str, KeptForm | None] = {}
-        for name, (_, tensor) in self._stored.items():
-            if isinstance(tensor, Kernel):
-                forms[name] = tensor.kept_form
-            elif isinstance(tensor, GgufTensor) and tensor.form is not None:
-                forms[name] = KeptForm(Form(*tensor.form), order="", is_turned=False)
-        return {name: form for name, form in forms.items() if form is not None}
+        in_few_bits = {name: tensor for name, (_, tensor) in self._stored.items() if isinstance(tensor, FewBits)}
+        return {name: form for name, tensor in in_few_bits.items() if (form := tensor.kept_form) is not None}
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""

@@ -18,18 +18,16 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jsg.errors import ModelError
-from jsg.gguf.tensors import GgufTensor
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.checkpoint import Checkpoint, Piece, has_checkpoint, open_checkpoint
+from jsg.models.checkpoint import Checkpoint, FewBits, Piece, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.forms import GGUF_LINK
 from jsg.models.llava import Llava, build_model
 from jsg.models.origin import Origin, Source
 from jsg.models.part_reader import PartReader
-from jsg.models.published.kernel import Kernel
 from jsg.models.quantise import FORMS, declare
 from jsg.models.slices import Reader, Slices
 from jsg.models.spec import ModelSpec
@@ -148,7 +146,7 @@ def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.D
         for source in param.get_metadata("origin").sources
     }
     stored = [tensor for name, _, tensor in checkpoint.stored() if name in names]
-    kernels = [tensor for tensor in stored if isinstance(tensor, Kernel | GgufTensor) and tensor.num_bytes]
+    kernels = [tensor for tensor in stored if isinstance(tensor, FewBits) and tensor.num_bytes]
     if kernels:
         num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
         logger.warning(

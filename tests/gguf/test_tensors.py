@@ -9,8 +9,8 @@ from gguf.quants import dequantize
 
 from jsg.errors import ModelError
 from jsg.gguf.container import read_container
-from jsg.gguf.tensors import GgufTensor
 from jsg.models.checkpoint import Checkpoint
+from jsg.models.gguf_tensors import GgufTensor
 from tests.gguf.writer import CODES, container, rounded
 
 SHAPE = (6, 512)
@@ -60,7 +60,7 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path):
             (tmp_path / "m.gguf").write_bytes(container({"general.architecture": "llama"}, {"t": (kind, SHAPE, data)}))
             place = read_container(tmp_path / "m.gguf").tensors["t"]
             tensor = GgufTensor("t", np.frombuffer(data, np.uint8).reshape(SHAPE[0], -1), place)
-            for read in (tensor.read, *([tensor.kept] if tensor.form else [])):
+            for read in (tensor.read, *([tensor.kept] if tensor.kept_form else [])):
                 with pytest.raises(ModelError, match="the scales of t must be finite"):
                     read((slice(0, 1), slice(0, 256)))
 

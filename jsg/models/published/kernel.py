@@ -44,9 +44,9 @@ class Kept(NamedTuple):
 
     numbers: np.ndarray
     scale: np.ndarray
-    zero: np.ndarray | None
-    factor: np.ndarray | None
-    order: np.ndarray | None
+    zero: np.ndarray | None = None
+    factor: np.ndarray | None = None
+    order: np.ndarray | None = None
 
 
 class Kernel:

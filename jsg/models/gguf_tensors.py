@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jsg.errors import ModelError
-from jsg.gguf.architectures import FACTORS, Metadata, name_of
-from jsg.gguf.container import Container, Place, read_container
+from jsg.gguf.architectures import FACTORS, Metadata, name_of, read_metadata
+from jsg.gguf.container import Place, bytes_of, mapped, read_container
+from jsg.kernels_pallas.form import Form
 from jsg.malloc import rows_at_once
+from jsg.models.published.kernel import Kept
+from jsg.models.published.record import KeptForm
 
 
 class GgufTensor:
@@ -48,23 +51,19 @@ class GgufTensor:
         return numbers.astype(np.float32) - np.float32(1) if self._is_one_more else numbers
 
     @property
-    def form(self) -> tuple[Literal["int8", "int4"], int, str] | None:
-        """What it can be kept as: kind of numbers, length of a group, type of scales; None if it must be restored."""
-        return self._block.form
+    def kept_form(self) -> KeptForm | None:
+        """See `FewBits`."""
+        return None if self._block.form is None else KeptForm(Form(*self._block.form), order="", is_turned=False)
 
-    def kept(self, slices: tuple[slice, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers and the scales of whole groups, if it has a form. Of 4 bits two numbers plus 8 are in a byte.
-
-        Raises:
-            ModelError: A scale is not finite.
-        """
+    def kept(self, slices: tuple[slice, ...]) -> Kept:
+        """See `FewBits`. Raises ModelError if a scale is not finite."""
         split, (kind, group, _) = self._block.split, self._block.form or ("int8", 1, "")
         assert split is not None, "a tensor with a form"
         numbers = self._cut(lambda blocks: split(blocks)[0], slices, 1)
         if kind == "int4":
             codes = (numbers + np.int8(8)).view(np.uint8)
             numbers = codes[..., ::2] | codes[..., 1::2] << 4
-        return numbers, self._finite(self._cut(lambda blocks: split(blocks)[1], slices, group))
+        return Kept(numbers, self._finite(self._cut(lambda blocks: split(blocks)[1], slices, group)))
 
     def _finite(self, made: np.ndarray) -> np.ndarray:
         """What was made with scales. A number times a scale that is not finite is not, even if it is zero."""
@@ -99,18 +98,6 @@ class GgufTensor:
         return outer, rows_at_once(self.shape, 4, outer)
 
 
-def read_metadata(containers: Sequence[tuple[Path, Container]]) -> Metadata:
-    """The metadata of a model, whose first file has it, with what its tensors say."""
-    shapes, factors = {}, {}
-    for path, container in containers:
-        shapes |= {name: place.shape for name, place in container.tensors.items()}
-        for name in container.tensors.keys() & set(FACTORS):
-            place = container.tensors[name]
-            numbers = GgufTensor(name, _bytes_of(_mapped(path), place), place).read((slice(None),) * len(place.shape))
-            factors[name] = [float(str(number)) for number in numbers.reshape(-1)]
-    return Metadata(containers[0][1].metadata, shapes, factors)
-
-
 def open_tensors(paths: Sequence[Path]) -> dict[str, GgufTensor]:
     """The tensors of a model's files by their names for transformers.
 
@@ -123,11 +110,11 @@ def open_tensors(paths: Sequence[Path]) -> dict[str, GgufTensor]:
     heads = _heads(metadata) if architecture == "llama" else {}
     tensors: dict[str, GgufTensor] = {}
     for path, container in containers:
-        file = _mapped(path)
+        file = mapped(path)
         for stored, place in container.tensors.items():
             if stored in FACTORS:
                 continue
-            name, data = name_of(stored, architecture, has_experts=has_experts), _bytes_of(file, place)
+            name, data = name_of(stored, architecture, has_experts=has_experts), bytes_of(file, place)
             if "{}" in name and len(place.shape) == 3:
                 one = Place(place.shape[1:], place.block, place.start)
                 tensors |= {
@@ -144,13 +131,3 @@ def _heads(metadata: Metadata) -> Mapping[str, int]:
     """How many heads the rows of queries and of keys have."""
     heads = metadata.need("attention.head_count")
     return {"attn_q": heads, "attn_k": metadata.get("attention.head_count_kv", heads)}
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """The bytes of a file, which stay there until they are read."""
-    return np.memmap(path, np.uint8, "r").view(np.ndarray)
-
-
-def _bytes_of(file: np.ndarray, place: Place) -> np.ndarray:
-    """The bytes of a tensor [rows…, bytes of a row]."""
-    return file[place.start : place.start + place.nbytes].reshape(*place.shape[:-1], -1)
