@@ -47,3 +47,7 @@ def test_every_family_has_a_row_and_a_description():
         assert f"| `{architecture}` | " in PAGE.partition("## Parity")[0]
         row = next(line for line in models.parity().splitlines() if line.startswith(f"| `{architecture}` |"))
         assert "logits within" in row, "nothing compares this family with another implementation"
+
+
+def test_the_readme_says_how_many_architectures_are_served():
+    assert f"{len(FAMILIES)} architectures of text models" in (ROOT / "README.md").read_text(encoding="utf-8")
