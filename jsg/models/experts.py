@@ -114,10 +114,10 @@ class SparseFeedForward(nnx.Module):
             None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
         opened = ((self.gate, gate), (self.up, up))
-        kernels = [_of_groups(kernel, bias, x.dtype) for kernel, bias in opened if kernel is not None]
+        kernels = [_of_groups(kernel, bias) for kernel, bias in opened if kernel is not None]
         result = activation_result(x.dtype)
         inner = ops.grouped_gated(rows, tokens, kernels, routes.sizes, self.spec.activation, result=result)
-        values, scale, down = _of_groups(self.down, None if down is None else on_first_of_group(down), x.dtype)
+        values, scale, down = _of_groups(self.down, None if down is None else on_first_of_group(down))
         made = ops.grouped_matmul(inner, values, routes.sizes, scale=scale, bias=down, result=result)
         made = made.astype(x.dtype)[routes.places]
         weighted = made if self.spec.router.weighs_input else weights[..., None] * made
@@ -165,11 +165,9 @@ def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "co
     return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
 
 
-def _of_groups(param: nnx.Param, bias: Float[Array, "E F"] | None, dtype: jax.typing.DTypeLike) -> GroupKernels:
-    """The kernels of all experts. Those that have more than one scale for a column are restored in this type."""
+def _of_groups(param: nnx.Param, bias: Float[Array, "E F"] | None) -> GroupKernels:
+    """The kernels of all experts."""
     stored = param.get_value()
-    if isinstance(stored, Quantised) and not stored.form.scales_columns:
-        stored = stored.restored(dtype)
-    if isinstance(stored, Quantised):
+    if isinstance(stored, Quantised) and stored.form.scales_columns:
         return GroupKernels(stored.values, stored.wide_scale, bias)
     return GroupKernels(stored, bias=bias)
