@@ -272,6 +272,7 @@ IN_4_BITS = {
     "awq": (Form("int4", 128, "float16", has_zero=True), (32, 64)),
     "mxfp4": (Form("e2m1", 32, "float8_e8m0fnu"), ()),
     "nvfp4": (Form("e2m1", 16, "float8_e4m3fn", has_factor=True), (1024,)),
+    "q4_k": (Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=256), (16, 1024)),
 }
 """Forms, and the rows with which they are compiled for a card of each class. What else there is of both is long."""
 PRODUCTS_IN_4_BITS = [

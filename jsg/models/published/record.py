@@ -37,7 +37,7 @@ Rule = Callable[[str], str | None]
 
 
 class KeptForm(NamedTuple):
-    """How a kernel can be kept in few bits. Those that make one parameter must be equal.
+    """How a kernel can be kept in few bits. Those that make one parameter are joined.
 
     Attributes:
         form: The form.
@@ -48,6 +48,13 @@ class KeptForm(NamedTuple):
     form: Form
     order: str
     is_turned: bool
+
+    def joined(self, other: "KeptForm") -> "KeptForm | None":
+        """How both kernels can be kept in one; None if they cannot."""
+        if self == other:
+            return self
+        form = self.form.joined(other.form)
+        return None if form is None or self[1:] != other[1:] else self._replace(form=form)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
