@@ -22,7 +22,7 @@ from jsg.lang.ir import Gen, Select, Text
 from jsg.lang.tokens.model import Hold, ScoredChoices, TokenCall, TokenDelta, TokenModel
 from jsg.lang.tokens.session import TokenSession
 from jsg.processing.parts import Part
-from jsg.processing.turns import ChatTurns
+from jsg.speech.prompts.turns import ChatTurns
 
 TIMEOUT_S = 3600.0
 

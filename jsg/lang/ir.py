@@ -12,7 +12,7 @@ from typing import Any, Literal
 from jsg.errors import ProgramError, RequestError
 from jsg.parameters import Dtype, named, with_fields
 from jsg.processing.parts import MediaFile
-from jsg.processing.thoughts import Markers
+from jsg.speech.answers.thoughts import Markers
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")

@@ -5,8 +5,7 @@ from collections.abc import Callable, Collection
 from types import FunctionType
 from typing import Literal, cast, get_args
 
-from jsg.checks import near
-from jsg.errors import RequestError
+from jsg.errors import RequestError, near
 from jsg.parameters import PARAMETERS, Interface
 
 

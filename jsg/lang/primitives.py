@@ -27,7 +27,7 @@ from jsg.lang.ir import (
 from jsg.lang.keywords import checked_keywords
 from jsg.lang.media import image_of, video_of
 from jsg.parameters import Flag, Integer, Kind, Number, OneOf, Texts, TokenIds
-from jsg.processing.thoughts import markers_of
+from jsg.speech.answers.thoughts import markers_of
 
 DEFAULT_CHOICES_METHOD = "token_trie"
 _TYPES = (int, float, bool, str)

@@ -13,9 +13,9 @@ from jsg.lang.choices import decide, trie_logprobs
 from jsg.lang.tokens import scoring
 from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
 from jsg.lang.tokens.scoring import ScorePlan
-from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
+from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt
 from tests.lang.fake_model import scored_answer
 
 VOCAB = 4

@@ -5,9 +5,9 @@ import pytest
 from jsg.errors import QueueFullError
 from jsg.lang.ir import RoleBegin, RoleEnd, Select, Text
 from jsg.lang.tokens.session import TokenSession
-from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts
 from jsg.processing.parts import JoinedPart, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer
+from jsg.speech.prompts.encode_parts import EncodedPrompt, encode_choices, encode_parts
 from tests.lang.fake_model import FakeModel, asynchronous, said, turn
 from tests.processing.conftest import KINDS
 

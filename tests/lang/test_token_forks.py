@@ -15,7 +15,7 @@ from jsg.lang.tokens.shared_prefix import SharedPrefix
 from jsg.processing.parts import JoinedPart, OffsetPart, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer
 from tests.lang.fake_model import FakeModel, asynchronous, said, turn
-from tests.processing.chat_templates import STYLES
+from tests.speech.prompts.chat_templates import STYLES
 
 USER, ASSISTANT = "user", "assistant"
 

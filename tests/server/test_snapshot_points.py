@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import jsg
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.snapshot_points import PlacedText, point_before
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.server.chat_prompt import ChatPrompt
-from tests.processing.chat_templates import STYLES
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.chat_template import ChatTemplate
 from tests.server.byte_tokenizer import SPECIAL_TOKENS, write_byte_tokenizer
 from tests.server.posted_programs import graph_of
 from tests.server.scripted import INFO, ScriptedServer
+from tests.speech.prompts.chat_templates import STYLES
 
 MOST_LOST = len("assistant\n<think>\n")  # tokens, which are bytes here, from the point to where the prompts part
 # Thoughts of answers behind the last question stay; before it they are dropped. The generation prompt opens a thought.

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self, final
 
-from jsg.checks import near
 from jsg.config import KEY_VARIABLES, EngineConfig, ServerConfig, option
-from jsg.errors import BackendError, ConfigError
+from jsg.errors import BackendError, ConfigError, near
 from jsg.lang.defaults import flush_cache
 from jsg.lang.http.endpoint import RuntimeEndpoint
 from jsg.lang.streams.loop import shared_loop, wait_for

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from jsg.lang.backend import PromptItem
 from jsg.lang.ir import Gen, Select, Text, VarScopeBegin, VarScopeEnd
 from jsg.lang.streams.variables import Variable
-from jsg.processing.thoughts import Markers
+from jsg.speech.answers.thoughts import Markers
 
 
 class Place(NamedTuple):

@@ -17,7 +17,7 @@ from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Mark, Place
 from jsg.lang.streams.transcript import Said, Transcript
 from jsg.lang.streams.variables import Variable
-from jsg.processing.thoughts import Thoughts, ThoughtSplitter, split_thoughts
+from jsg.speech.answers.thoughts import Thoughts, ThoughtSplitter, split_thoughts
 
 logger = logging.getLogger(__name__)
 

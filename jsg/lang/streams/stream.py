@@ -52,7 +52,7 @@ from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
 from jsg.lang.streams.runner import Fork, Join, Runner, What
 from jsg.lang.streams.transcript import Transcript
 from jsg.lang.streams.variables import Variable, gather, known
-from jsg.processing.thoughts import Markers, markers_of
+from jsg.speech.answers.thoughts import Markers, markers_of
 
 _ENDED = "the program to which this state belongs has ended; append to it inside the program"
 _JOINED = "this branch was joined; fork again to go on from there"

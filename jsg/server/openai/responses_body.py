@@ -48,8 +48,8 @@ from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Asked
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS
-from jsg.server.thinking import Effort, ThoughtWish, unsealed
-from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, ToolUse
+from jsg.speech.rules.thinking import Effort, ThoughtWish, unsealed
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech, ToolUse
 from jsg.types import ANY_OBJECT, MAX_TOP_LOGPROBS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {

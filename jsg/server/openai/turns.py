@@ -5,12 +5,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jsg.processing.chat_template import ChatTemplate
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.openai.response_store import Picture, Turn
 from jsg.server.openai.responses_tools import flat_name
 from jsg.server.shared.messages import arguments_for_template, check_fits, fit_thoughts
+from jsg.speech.prompts.chat_template import ChatTemplate
 
 _OLDER_ROLES = {"developer": "system"}
 
