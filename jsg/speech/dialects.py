@@ -118,6 +118,11 @@ class Dialect:
         return _without_space(self.call[last_slot + 1 :])
 
     @property
+    def has_marked_section(self) -> bool:
+        """Whether what stands before the first call cannot be text."""
+        return self.section[0][:1] != () and self.section[0][0] in self.markers
+
+    @property
     def section_marks(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The section without white space."""
         return _without_space(self.section[0]), _without_space(self.section[1])

@@ -139,7 +139,7 @@ class ToolCallParser:
     A call is reported when its name is known and its arguments have begun; the arguments follow as they come. Before
     that, the beginning of a call is held back, and becomes text if it is no call, or if it is longer than
     `MAX_HELD_LEN`. If a call breaks off after it was reported (which a grammar prevents), it keeps what it has and the
-    rest is text. Whitespace next to a call is dropped.
+    rest is text. Whitespace next to a call is dropped, and so is a list without calls if its beginning is a marker.
 
     The text behind a call has no marker of the dialect in it, whatever becomes of the call. A marker in front of the
     first call that begins no call is text, because an answer may write about it. Where answers are rows of messages,
@@ -257,8 +257,12 @@ class ToolCallParser:
         found = self._await(char, [*self._dialect.skipped, end, *([begin] if isinstance(begin, str) else ())])
         if found == begin:
             self._state = self._before_body
-        elif found == end and self.num_calls > (self._calls_before or 0):
-            self._end_section()
+        elif found == end and (self.num_calls > (self._calls_before or 0) or self._dialect.has_marked_section):
+            self._calls_before = None
+            self._held, self._awaited = "", self._dialect.section_marks[1][1:]
+            self._state = self._in_closing
+            if not self._awaited:
+                self._end_call()
         elif found == end or (found is None and (isinstance(begin, str) or not self._word)):
             self._give_up()
         elif found is None:
