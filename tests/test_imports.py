@@ -10,7 +10,7 @@ import pytest
 
 import jsg
 from jsg.lang import function
-from jsg.lang.run_args import RunArgs
+from jsg.lang.program.run_args import RunArgs
 from tests.lang.fake_server import LAST, Reply, answer, fake_server
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from jsg.constrained.stop_patterns import stop_patterns
-from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.lang.tokens.model import Hold, Outcome, ScoredChoices, TokenCall, TokenDelta
 from jsg.lang.tokens.scoring import ScorePlan
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.parts import Part
 from jsg.processing.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ import pytest
 
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import RequestError
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.processing.parts import MediaPart
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.speech.prompts.chat_prompt import ChatPrompt

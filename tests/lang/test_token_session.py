@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from jsg.errors import RequestError
-from jsg.lang.backend import Selection
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.backend import Selection
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 from jsg.processing.parts import MediaPart, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.speech.answers.thoughts import MARKERS

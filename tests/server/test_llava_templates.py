@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from jsg.engine.media_reader import ModelMediaReader
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.processing.parts import MediaPart
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.speech.prompts.chat_prompt import ChatPrompt

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jsg.errors import RequestError
-from jsg.lang.media import read_media, read_video
+from jsg.lang.words.media import read_media, read_video
 from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.processing.media_prompt import MediaReader, put_media, sees_no
 from jsg.processing.parts import MediaFile, MediaKind, MediaPart

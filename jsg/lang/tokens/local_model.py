@@ -6,9 +6,9 @@ from contextlib import aclosing
 from typing import Any
 
 from jsg.errors import RequestError
-from jsg.lang.backend import with_answers
 from jsg.lang.tokens.model import Hold, Outcome, ScoredChoices, TokenCall, TokenDelta
 from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
+from jsg.lang.words.backend import with_answers
 from jsg.processing.parts import Part
 from jsg.processing.tokenizer import Tokenizer
 from jsg.speech.answers.answer import Answer, Prompt

@@ -16,10 +16,10 @@ from typing import Any, final
 from fastapi import Request
 
 from jsg.errors import RequestError
-from jsg.lang.choices import decide
-from jsg.lang.decisions import BETWEEN, RAW_CUE, Decision, Question
+from jsg.lang.tokens.choices import decide
 from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
 from jsg.lang.tokens.trie import TokenTrie
+from jsg.lang.words.decisions import BETWEEN, RAW_CUE, Decision, Question
 from jsg.processing.parts import TextPart
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import ApiCall

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsg.lang.reading import RunState
+from jsg.lang.program.reading import RunState
 
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _NUM_TICKS = 5

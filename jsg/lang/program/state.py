@@ -6,14 +6,14 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Self, final
 
-from jsg.lang.branches import Extendable, ProgramStateGroup
-from jsg.lang.ir import Expr
-from jsg.lang.places import program_place
-from jsg.lang.reading import RunState, What
-from jsg.lang.run import Run
+from jsg.lang.program.branches import Extendable, ProgramStateGroup
+from jsg.lang.program.reading import RunState, What
+from jsg.lang.program.run import Run
 from jsg.lang.streams.history import History
+from jsg.lang.streams.places import program_place
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable, known
+from jsg.lang.words.ir import Expr
 
 
 @final

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, assert_never, cast
 
-from jsg.lang.ir import Image, Text, Video
 from jsg.lang.streams.transcript import Said, Turn
+from jsg.lang.words.ir import Image, Text, Video
 from jsg.processing.media.base64_files import write_data_url
 
 

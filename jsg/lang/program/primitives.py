@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jsg.errors import RequestError
-from jsg.lang.ir import (
+from jsg.lang.words.ir import (
     GEN,
     Expr,
     ExprList,
@@ -24,8 +24,8 @@ from jsg.lang.ir import (
     check_forms,
     parts_of,
 )
-from jsg.lang.keywords import checked_keywords
-from jsg.lang.media import image_of, video_of
+from jsg.lang.words.keywords import checked_keywords
+from jsg.lang.words.media import image_of, video_of
 from jsg.parameters import Flag, Integer, Kind, Number, OneOf, Texts, TokenIds
 from jsg.speech.answers.thoughts import markers_of
 
@@ -216,7 +216,7 @@ def decide(
         raise RequestError(f"instructions must be text, but got {instructions!r}", param="instructions")
     if choices is not None and levels is not None:
         raise RequestError("a question has choices or levels, but got both; ask two questions", param="levels")
-    from jsg.lang import decisions  # loads more than a program without decisions needs
+    from jsg.lang.words import decisions  # loads more than a program without decisions needs
 
     at = sampling_args(temperature=temperature).temperature
     if at is None or not 0 < at < math.inf:
@@ -234,7 +234,7 @@ def decide(
 
 def _options(given: Sequence[str] | Mapping[str, str | None], param: str) -> list[tuple[str, str | None]]:
     """Gives labels and descriptions. Raises RequestError."""
-    from jsg.lang.decisions import check_labels
+    from jsg.lang.words.decisions import check_labels
 
     pairs = given.items() if isinstance(given, Mapping) else [(each, None) for each in given]
     options: list[tuple[str, str | None]] = []
@@ -392,7 +392,7 @@ def _turn(role: Role, expr: "Expr | str | None") -> ExprList:
 def _method_name(method: Any) -> str:
     if method is None or method == DEFAULT_CHOICES_METHOD:
         return DEFAULT_CHOICES_METHOD
-    from jsg.lang.choices import method_named  # loads more than a program without select needs
+    from jsg.lang.tokens.choices import method_named  # loads more than a program without select needs
 
     return method_named(method if isinstance(method, str) else getattr(method, "name", repr(method))).name
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from jsg.errors import ProgramError
-from jsg.lang.ir import Role
+from jsg.lang.words.ir import Role
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 

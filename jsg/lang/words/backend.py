@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, Protocol
 
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 
 PromptItem = Text | RoleBegin | RoleEnd | Image | Video
 """An item that extends a prompt without a call of the model."""

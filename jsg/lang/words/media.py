@@ -9,7 +9,7 @@ import urllib.parse
 from typing import Any
 
 from jsg.errors import RequestError
-from jsg.lang.ir import Image, Video
+from jsg.lang.words.ir import Image, Video
 from jsg.processing.parts import MediaFile
 
 FRAMES_TYPE = "video/jpeg"

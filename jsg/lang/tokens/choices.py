@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jsg.errors import RequestError
-from jsg.lang.backend import Selection
 from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
 from jsg.lang.tokens.trie import TokenTrie
+from jsg.lang.words.backend import Selection
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

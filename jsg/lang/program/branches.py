@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, final, overload
 
 from jsg.errors import ProgramError
-from jsg.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
-from jsg.lang.nesting import JoinMode
+from jsg.lang.words.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from jsg.lang.words.nesting import JoinMode
 
 
 class Extendable(abc.ABC):

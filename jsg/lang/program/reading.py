@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from jsg.errors import ProgramError, UnknownVariableError
-from jsg.lang import showing
-from jsg.lang.awaited import awaited
-from jsg.lang.messages import messages_of
+from jsg.lang.program import showing
+from jsg.lang.program.awaited import awaited
+from jsg.lang.program.messages import messages_of
 from jsg.lang.streams.history import History
 from jsg.lang.streams.variables import Variable
 

@@ -1,6 +1,6 @@
 """The regular expressions of the types of values that a program can ask for."""
 
-from jsg.lang.ir import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR, Dtype
+from jsg.lang.words.ir import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR, Dtype
 
 __all__ = ["DTYPE_PATTERNS", "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR"]
 

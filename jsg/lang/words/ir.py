@@ -137,12 +137,12 @@ class Select(Expr):
     """Lets the model choose one of `choices`, which is appended and becomes the variable `name`.
 
     Attributes:
-        method: The name of a choices method, see `lang/choices.py`.
+        method: The name of a choices method, see `lang/tokens/choices.py`.
         temperature: 0 takes the best choice; above it one is drawn by the probabilities. Of a decision, what the
             log-probabilities are divided by.
         seed: The seed of the draw.
-        question: The text of a decision, see `lang/decisions.py`. It is asked in a branch, so that neither question nor
-            choice is appended. None for a plain select.
+        question: The text of a decision, see `lang/words/decisions.py`. It is asked in a branch, so that neither
+            question nor choice is appended. None for a plain select.
         decision: The kind of the decision; None for a plain select.
     """
 

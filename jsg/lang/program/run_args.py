@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from jsg.lang.ir import GEN, SamplingArgs
-from jsg.lang.primitives import checked, sampling_args
+from jsg.lang.program.primitives import checked, sampling_args
+from jsg.lang.words.ir import GEN, SamplingArgs
 from jsg.parameters import named
 
 

@@ -15,11 +15,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from typing import Any, Literal, Unpack, overload
 
 from jsg.errors import ProgramError
-from jsg.lang.backend import Backend, BackendSource
-from jsg.lang.reading import check_may_block
-from jsg.lang.run import is_async_body_here
-from jsg.lang.run_args import BatchArgs
+from jsg.lang.program.reading import check_may_block
+from jsg.lang.program.run import is_async_body_here
+from jsg.lang.program.run_args import BatchArgs
 from jsg.lang.streams.loop import shared_loop
+from jsg.lang.words.backend import Backend, BackendSource
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Items = Iterable[Mapping[str, Any] | Sequence[Any]]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from jsg.errors import AbortedError
-from jsg.lang.backend import Backend, BatchSession, Session
-from jsg.lang.ir import SamplingArgs
-from jsg.lang.reading import check_may_block
+from jsg.lang.program.reading import check_may_block
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
+from jsg.lang.words.backend import Backend, BatchSession, Session
+from jsg.lang.words.ir import SamplingArgs
 
 _BODIES: contextvars.ContextVar["tuple[Run, ...]"] = contextvars.ContextVar("jsg_bodies", default=())
 

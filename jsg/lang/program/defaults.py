@@ -3,8 +3,8 @@
 from typing import Any, cast
 
 from jsg.errors import ConfigError
-from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.streams.loop import shared_loop, wait_for
+from jsg.lang.words.backend import Backend, BackendSource
 
 _default: Backend | BackendSource | None = None
 
@@ -39,7 +39,7 @@ def as_backend(backend: Backend | BackendSource | None) -> Backend:
     if not hasattr(backend, "open"):
         raise ConfigError(
             "a backend is a jsg.Engine, Runtime, RuntimeEndpoint, OpenAI, Anthropic, or what implements "
-            f"jsg.lang.backend.Backend, but got {type(backend).__name__}"
+            f"jsg.lang.words.backend.Backend, but got {type(backend).__name__}"
         )
     return cast(Backend, backend)
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, final
 
 from jsg.errors import RequestError
-from jsg.lang.backend import PromptItem, Selection
-from jsg.lang.ir import DecisionKind, Role, RoleBegin, RoleEnd, Text
+from jsg.lang.words.backend import PromptItem, Selection
+from jsg.lang.words.ir import DecisionKind, Role, RoleBegin, RoleEnd, Text
 
 MAX_QUESTIONS = 400
 MAX_LABELS = 255
