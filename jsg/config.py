@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from jsg.dialects import PARSER_NAMES
 from jsg.errors import ConfigError
 
-POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
+POLICIES = ("lpm", "fcfs")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
 LOG_FORMATS = ("text", "json")
 LOG_FORMAT_HELP = "The form of each line on stderr: time, level, process and message as text, or as an object of JSON."
@@ -139,8 +139,7 @@ class EngineConfig:
     )
     schedule_policy: str = _knob(
         "lpm",
-        "The order of the waiting queue. 'lpm' takes the longest cached prefix first, 'dfs-weight' walks the tree of "
-        "cached prefixes depth first, 'fcfs' takes the first arrival first, and 'random' shuffles.",
+        "The order of the waiting queue. 'lpm' takes the longest cached prefix first, and 'fcfs' the first arrival.",
         POLICIES,
     )
     schedule_conservativeness: Annotated[float, (0.01, 100.0)] = _knob(
