@@ -233,11 +233,12 @@ def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: Resp
         call_id=item.call_id or (item.id if item.called == "local_shell" else None),
         name="local_shell" if item.action is not None else item.name,
         pictures=item.pictures,
+        places=item.places,
         is_thought=item.is_thought,
         namespace=item.namespace,
         called=item.called,
     )
-    return stored if stored is not None and stored.says_the_same(made) else made
+    return dataclasses.replace(stored, places=made.places) if stored and stored.says_the_same(made) else made
 
 
 async def _encode(

@@ -28,6 +28,7 @@ from jsg.processing.snapshot_points import (
     next_turn_place,
     point_before,
     usual_ending,
+    with_contents,
     with_marks,
 )
 from jsg.processing.tokenizer import Tokenizer
@@ -79,7 +80,7 @@ class ChatPrompt:
         self.template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
-        self._endings: dict[Hashable, tuple[str, int] | None] | None = {} if caches_states else None
+        self._endings: dict[Hashable, tuple[str, str] | None] | None = {} if caches_states else None
 
     def encode(self, messages: Sequence[Message], **options: Any) -> tuple[int, ...] | PromptIds:
         """The prompt tokens of a conversation without pictures; takes and raises what `prompt` does."""
@@ -230,15 +231,17 @@ class ChatPrompt:
             self._endings[leading, kind] = ending
         if ending is None:
             return []
-        if not rendered.endswith(ending[0]):
+        kept, lost = ending
+        own_end = with_contents(lost, messages)
+        if not rendered.endswith(kept + own_end):
             return [next_turn_place(rendered, [*messages, ANSWER], render)]
-        places: list[int | None] = [len(rendered) - ending[1]]
+        places: list[int | None] = [len(rendered) - len(own_end)]
         num_asked = max((i for i, message in enumerate(messages, 1) if message["role"] == "user"), default=0)
         if self.template.thoughts_field is not None and 0 < num_asked < len(messages):
             with contextlib.suppress(RequestError):
                 places.append(
-                    _question_end(rendered, messages, num_asked, ending[0][: len(ending[0]) - ending[1]])
-                    or len(render(messages[:num_asked])) - ending[1]
+                    _question_end(rendered, messages, num_asked, kept)
+                    or len(render(messages[:num_asked])) - len(with_contents(lost, messages[:num_asked]))
                 )
         return places
 
