@@ -262,7 +262,6 @@ class Scheduler:
             budget -= self._plan_chunk(overdue, budget, chunks)
         for running in begun:
             budget -= self._plan_chunk(running, budget, chunks)
-        self.waiting.begin_round()
         to_admit, passed = self._config.max_prefill_tokens, []
         while budget > 0 and to_admit > 0 and self.table.tree_work <= most_work:
             first = self.joins.first_ready() or self.waiting.first()
