@@ -18,6 +18,7 @@ from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
 from jsg.prompt_ids import PromptIds
 from jsg.token_scores import TokenLogprob, TokenScores
+from jsg.waits import Waited, sum_of
 
 MAX_TOP_LOGPROBS = 128
 MAX_BRANCHES = 1024
@@ -267,6 +268,7 @@ class Request:
         namespace: Only requests of one namespace share cached prefixes (tenant, salt, adapter).
         priority: A larger value goes first in the waiting queue, as far as the bound on passing allows.
         return_cache_info: Report why the cached prefix ended where it did.
+        return_waited: Report for what it waited, and for how long.
         hold: Generate nothing, but keep the prompt in the cache. One output without `finish` says that the prompt is
             cached. The request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
         position_jumps: Pairs of an index and a number. The positions of the token at the index, and of all tokens
@@ -298,6 +300,7 @@ class Request:
     namespace: str = ""
     priority: int = 0
     return_cache_info: bool = False
+    return_waited: bool = False
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
@@ -500,6 +503,7 @@ class RequestOutput:
         logprobs: One for each new token, if the request asked for them.
         prompt_logprobs: Set in the first output only, if the request asked for them.
         queue_s: Seconds from the arrival at the engine to the first admission.
+        waited: For how long the request has waited for what, if it has waited since the last output.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
         vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token behind
@@ -514,6 +518,7 @@ class RequestOutput:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: TokenScores | None = None
     queue_s: float = 0.0
+    waited: Waited | None = None
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None
     vector: bytes | None = None
@@ -531,6 +536,7 @@ class RequestOutput:
             logprobs=tuple(itertools.chain.from_iterable(output.logprobs for output in outputs)),
             prompt_logprobs=next((o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None), None),
             queue_s=max(output.queue_s for output in outputs),
+            waited=sum_of(output.waited for output in outputs),
             cache_report=next((o.cache_report for o in outputs if o.cache_report is not None), None),
             constraint=ConstraintReport.join(reports) if reports else None,
             vector=next((o.vector for o in outputs if o.vector is not None), None),

@@ -13,6 +13,7 @@ from jsg.media import MIN_TOKENS
 from jsg.sched.positions import Layout, cached_shifts
 from jsg.token_scores import TokenScores
 from jsg.types import CacheReport, Request
+from jsg.waits import Waited
 
 
 class RequestState(enum.Enum):
@@ -154,11 +155,13 @@ class FirstAdmission:
         cached_tokens: How many prompt tokens were found in the cache.
         queue_s: Seconds from arrival to admission.
         report: Why the cached prefix ended where it did, if the client asked for that.
+        waited: Its waits, after retracts too, of which no output has told yet.
     """
 
     cached_tokens: int = 0
     queue_s: float = 0.0
     report: CacheReport | None = None
+    waited: Waited | None = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)
