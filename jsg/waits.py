@@ -32,8 +32,19 @@ class WaitReason(enum.Enum):
     BRANCHES = "branches"
 
 
+AT_THE_DOOR = (WaitReason.TEXT, WaitReason.MEDIA, WaitReason.TURN, WaitReason.KEY_LIMIT)
+"""What an HTTP request waits for before it has requests to an engine."""
+BEFORE_THE_ENGINE = (WaitReason.GRAMMAR, WaitReason.LOADING, WaitReason.KEY_SHARE)
+"""What a request waits for that is meant for an engine and has not been sent to it."""
+IN_THE_ENGINE = tuple(reason for reason in WaitReason if reason not in AT_THE_DOOR + BEFORE_THE_ENGINE)
+
 Waited = Mapping[WaitReason, float]
 """Seconds by reason, without the reasons for which nobody waited."""
+
+
+def stat_of(reason: WaitReason) -> str:
+    """The name of the value that counts the requests that wait for it, in the `stats` of an engine."""
+    return f"num_waiting_{reason.value}"
 
 
 def sum_of(waits: Iterable[Waited | None]) -> Waited | None:
@@ -65,6 +76,12 @@ WHY: Mapping[WaitReason, str] = {
     WaitReason.BRANCHES: "The branches of its joined prompt are being computed.",
 }
 """Why a request waits, for people. Requests wait for the first requests of the queue too, so for what these lack."""
+
+
+def by_name(waited: Waited | None) -> dict[str, float]:
+    """The seconds by the names of the reasons, the longest wait first."""
+    longest_first = sorted((waited or {}).items(), key=lambda item: -item[1])
+    return {reason.value: round(seconds, 6) for reason, seconds in longest_first}
 
 
 @final

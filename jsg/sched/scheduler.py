@@ -316,9 +316,9 @@ class Scheduler:
         return oldest if oldest is not None and self._requests.ledger.is_overdue(oldest.whole.arrival) else None
 
     def _admit(self, running: RunningRequest, now_s: float) -> WaitReason | None:
-        """Gives a request a row with its cached prefix, if there should be memory for the rest; else says what it lacks.
+        """Gives a request a row with its cached prefix, if there should be memory for the rest; or says what it lacks.
 
-        It lacks a STATE if this step makes one with which the next one can admit it.
+        That is a STATE if this step makes one with which the next one can admit it.
         """
         if not self.table.num_free_rows:
             return WaitReason.ROWS

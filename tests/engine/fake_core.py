@@ -32,6 +32,7 @@ from jsg.types import (
     RequestOutput,
     TokenLogprob,
 )
+from jsg.waits import IN_THE_ENGINE, WaitReason, stat_of
 from tests.scored import scores_of
 
 VOCAB_SIZE = 512
@@ -316,6 +317,7 @@ class FakeCore:
             logprobs=tuple(self._score(request, t) for t in token_ids) if request.return_logprob else (),
             prompt_logprobs=self._score_prompt(request) if index == 0 and request.wants_prompt_logprobs else None,
             queue_s=QUEUE_S,
+            waited={WaitReason.ROWS: QUEUE_S} if index == 0 else None,
             cache_report=live.cache_report if index == 0 else None,
             constraint=_constraint(request, token_ids),
         )
@@ -374,6 +376,8 @@ class FakeCore:
             "has_jax": int("jax" in sys.modules),
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),
+            **dict.fromkeys(map(stat_of, IN_THE_ENGINE), 0),
+            stat_of(WaitReason.ROWS): len(self._waiting),
             "num_holds": len(self._held),
             "num_retracts": 0,
             "num_lowered": 0,

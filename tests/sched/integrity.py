@@ -56,7 +56,9 @@ def _check_waits(scheduler: Scheduler) -> None:
     assert waits._waits.keys() == {r for r in live if r.state in (RequestState.WAITING, RequestState.JOINING)}
     assert waits._own == {r: wait.own for r, wait in waits._waits.items() if wait.own is not None}
     assert sum(scheduler.waits.values()) == scheduler.num_waiting and min(scheduler.waits.values()) >= 0
-    unfinished = [j for j in scheduler.joins if j.num_made and j.whole not in scheduler.joins.ready | scheduler.joins.fresh]
+    unfinished = [
+        j for j in scheduler.joins if j.num_made and j.whole not in scheduler.joins.ready | scheduler.joins.fresh
+    ]
     begun = {j.whole for j in unfinished if any(b.state is not RequestState.WAITING for b in j.branches)}
     assert begun <= waits._joining <= {join.whole for join in unfinished}
 
