@@ -268,6 +268,7 @@ class Request:
         namespace: Only requests of one namespace share cached prefixes (tenant, salt, adapter).
         priority: A larger value goes first in the waiting queue, as far as the bound on passing allows.
         return_cache_info: Report why the cached prefix ended where it did.
+        sees_all: The report on the cached prefix may say what other namespaces have.
         return_waited: Report for what it waited, and for how long.
         hold: Generate nothing, but keep the prompt in the cache. One output without `finish` says that the prompt is
             cached. The request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
@@ -300,6 +301,7 @@ class Request:
     namespace: str = ""
     priority: int = 0
     return_cache_info: bool = False
+    sees_all: bool = False
     return_waited: bool = False
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
@@ -438,6 +440,28 @@ class FinishReason:
         return GrammarError(message) if self.blames_grammar else JsgError(message)
 
 
+class EvictionCause(enum.Enum):
+    """For what a prefix was evicted."""
+
+    PROMPT = "prompt"
+    ANSWERS = "answers"
+    FLUSH = "flush"
+    POSITIONS = "positions"
+    FAILURE = "failure"
+
+
+class MissReason(enum.Enum):
+    """Why no more of a prompt came from the cache."""
+
+    OFF = "off"
+    WINDOW = "window"
+    STATE = "state"
+    EVICTED = "evicted"
+    PICTURE = "picture"
+    NAMESPACE = "namespace"
+    NEW = "new"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
     """Why the cached prefix of a request ended where it did, at its first admission.
@@ -452,8 +476,11 @@ class CacheReport:
         evicted_at: When the continuation at that index was evicted, in seconds since the epoch; None if no such
             eviction is remembered.
         evicted_tokens: How many of its tokens were evicted together.
+        evicted_for: For what.
+        evicted_for_own: Whether that was for a prompt of the same namespace; None if it was for no single prompt.
         unusable_tokens: How many more tokens are cached than can be used, because layers with a window have forgotten
             what is before them, or because no state was kept behind them that recurrent layers need.
+        why: All this in a word; None if all matchable tokens were found.
     """
 
     matched_tokens: int
@@ -462,7 +489,10 @@ class CacheReport:
     cached_continuations: tuple[int, ...] = ()
     evicted_at: float | None = None
     evicted_tokens: int = 0
+    evicted_for: EvictionCause | None = None
+    evicted_for_own: bool | None = None
     unusable_tokens: int = 0
+    why: MissReason | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

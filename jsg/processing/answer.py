@@ -58,8 +58,8 @@ class Prompt:
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, return_waited, hold, position_jumps, joined, media, post, snapshot_at, turn_end: As in
-            `Request`.
+            return_cache_info, sees_all, return_waited, hold, position_jumps, joined, media, post, snapshot_at,
+            turn_end: As in `Request`.
     """
 
     rid: str
@@ -80,6 +80,7 @@ class Prompt:
     namespace: str = ""
     priority: int = 0
     return_cache_info: bool = False
+    sees_all: bool = False
     return_waited: bool = False
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
@@ -460,6 +461,7 @@ def _shown_cache(report: CacheReport, request: Request) -> dict[str, Any]:
     """Why the cached prefix ended where it did, in words of a client, and without secrets of the namespace."""
     position = report.first_difference
     return {
+        "why": None if report.why is None else report.why.value,
         "matched_tokens": report.matched_tokens,
         "matchable_tokens": report.matchable_tokens,
         "first_difference": None
@@ -471,6 +473,8 @@ def _shown_cache(report: CacheReport, request: Request) -> dict[str, Any]:
         },
         "evicted_at": report.evicted_at,
         "evicted_tokens": report.evicted_tokens,
+        "evicted_for": None if report.evicted_for is None else report.evicted_for.value,
+        "evicted_for_own": report.evicted_for_own,
         "unusable_tokens": report.unusable_tokens,
         "namespace": namespace_digest(request.namespace),
     }

@@ -407,7 +407,7 @@ class Scheduler:
             return 0
         if self._estimate.promised_pages is not None:
             self._estimate.promised_pages -= self.table.pages_for(num_new - num_again)
-        self.table.grow(place, num_new - num_again)
+        self.table.grow(place, num_new - num_again, running.request.namespace)
         write_start = max(start + num_again, self.table.share(running, place, start + num_new))
         place.is_prefilling = place.num_dispatched < running.num_known
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0

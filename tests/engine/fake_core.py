@@ -25,9 +25,11 @@ from jsg.token_scores import TokenScores
 from jsg.types import (
     CacheReport,
     ConstraintReport,
+    EvictionCause,
     FinishReason,
     FinishType,
     GrammarSpec,
+    MissReason,
     Request,
     RequestOutput,
     TokenLogprob,
@@ -125,7 +127,14 @@ class FakeCache:
             cached_continuations=tuple(path[matched])[:8],
             evicted_at=self._flushed_at if num_evicted > 0 else None,
             evicted_tokens=max(num_evicted, 0),
+            evicted_for=EvictionCause.FLUSH if num_evicted > 0 else None,
+            why=MissReason.EVICTED if num_evicted > 0 else self._why_new(request, matched),
         )
+
+    def _why_new(self, request: Request, matched: int) -> MissReason:
+        others = [tree for namespace, tree in self._trees.items() if namespace != request.namespace]
+        is_elsewhere = any(len(_path(tree, request.input_ids)) - 1 > matched for tree in others)
+        return MissReason.NAMESPACE if request.sees_all and is_elsewhere else MissReason.NEW
 
     def look(self, call: Call) -> dict[str, Any]:
         """The same prompts in a real tree."""

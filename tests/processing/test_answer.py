@@ -12,8 +12,10 @@ from jsg.processing.answer import Answer, AnswerDelta, Prompt, with_common_point
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.types import (
     CacheReport,
+    EvictionCause,
     FinishReason,
     FinishType,
+    MissReason,
     Request,
     RequestOutput,
     SamplingParams,
@@ -104,16 +106,20 @@ def test_why_the_cached_prefix_ended_is_told_when_asked_for(tokenizer: Tokenizer
     answer = Answer(request, tokenizer)
     assert answer.result()["meta_info"]["cache"] is None, "nothing is known before it was admitted"
     report = CacheReport(
-        matched_tokens=1, matchable_tokens=2, first_difference=1, cached_continuations=(5, 6), evicted_tokens=0
-    )
+        matched_tokens=1, matchable_tokens=2, first_difference=1, cached_continuations=(5, 6), evicted_tokens=3,
+        evicted_for=EvictionCause.PROMPT, evicted_for_own=False, why=MissReason.EVICTED,
+    )  # fmt: skip
     answer.push(RequestOutput(rid="r", token_ids=(1,), cache_report=report))
     answer.push(RequestOutput(rid="r", token_ids=(1,), finish=FinishReason(FinishType.LENGTH)))
     assert answer.result()["meta_info"]["cache"] == {
+        "why": "evicted",
         "matched_tokens": 1,
         "matchable_tokens": 2,
         "first_difference": {"position": 1, "token_id": 8, "cached_token_ids": [5, 6]},
         "evicted_at": None,
-        "evicted_tokens": 0,
+        "evicted_tokens": 3,
+        "evicted_for": "prompt",
+        "evicted_for_own": False,
         "unusable_tokens": 0,
         "namespace": namespace_digest("salted"),
     }

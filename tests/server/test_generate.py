@@ -186,7 +186,8 @@ class TestCache:
         assert http.post("/flush_cache").status_code == 200
         fourth = report([80, 81, 82, 83])
         assert abs(fourth["evicted_at"] - time.time()) < 60
-        assert fourth["evicted_tokens"] == 4
+        assert (fourth["evicted_tokens"], fourth["evicted_for"], fourth["why"]) == (4, "flush", "evicted")
+        assert [told["why"] for told in (first, second, third)] == ["new", "new", None]
         salted = report([80, 81, 82, 83], cache_salt="secret words")
         assert len(salted["namespace"]) == 16
         assert salted["namespace"] != first["namespace"] == fourth["namespace"]

@@ -395,6 +395,7 @@ async def _prompts(
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
+            sees_all=call.caller.is_admin,
             return_waited=bool(body.return_waited),
             hold=bool(body.hold),
         )
