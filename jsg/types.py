@@ -12,8 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from jsg.checks import is_int, quote, require
-from jsg.errors import GrammarError, JsgError, RequestError
+from jsg.errors import GrammarError, JsgError, RequestError, is_int, quote, require
 from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
 from jsg.prompt_ids import PromptIds

@@ -116,6 +116,18 @@ class GroupKernels(NamedTuple):
     bias: Float[Array, "E F"] | None = None
 
 
+class SharedKernels(NamedTuple):
+    """The kernels of a block that all tokens use, beside those of experts. See `ops.experts_beside`.
+
+    Attributes:
+        opened: Those of gates, if there are any, and of what they let through, side by side.
+        down: That of what is let through.
+    """
+
+    opened: Num[Array, "D parts F"]
+    down: Num[Array, "F D"]
+
+
 class Scoring(NamedTuple):
     """How queries and keys become scores; the same for a whole call.
 

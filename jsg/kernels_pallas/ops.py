@@ -39,6 +39,7 @@ from jsg.kernels_pallas.inputs import (
     PieceTiles,
     ScanWeights,
     Scoring,
+    SharedKernels,
     StateCache,
 )
 from jsg.kernels_pallas.reference_routes import Routes
@@ -504,6 +505,43 @@ def grouped_gated(
     how = {"result": result, "implementation": implementation}
     made = [grouped_matmul(copies, each.values, sizes, scale=each.scale, bias=each.bias, **how) for each in kernels]
     return gated(jnp.stack([each.astype(x.dtype) for each in made], axis=1), activation, implementation=implementation)
+
+
+def experts_beside(
+    x: Float[Array, "T D"],
+    routes: Routes,
+    kernels: Sequence[GroupKernels],
+    down: GroupKernels,
+    shared: SharedKernels,
+    activation: Activation,
+    *,
+    result: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "R D"], Float[Array, "T D"]] | None:
+    """Both products of experts, with those of the block that all rows use in the same two launches.
+
+    Args:
+        x: The rows.
+        routes: Which of them each copy is, and how many copies each expert has.
+        kernels: As in `grouped_gated`.
+        down: Those of what is let through.
+        shared: The kernels of the shared block.
+        activation: Which function of the gates.
+        result: Type of the results.
+        implementation: "triton", or None for that where it is the best one.
+
+    Returns:
+        The results of the copies, and those of the rows in the shared block. None where these are launches of their
+        own: of many rows, of other sizes or types, and with other implementations.
+    """
+    if (implementation or best_implementation()) != "triton":
+        return None
+    from jsg.kernels_pallas import grouped_matmul as kernel
+
+    if not kernel.takes_beside(x, routes.tokens, kernels, down, shared):
+        return None
+    given = x, routes.tokens, kernels, down, routes.sizes, shared, activation
+    return kernel.experts_beside(*given, result=result, interpret=_interprets())
 
 
 def kept_threshold(

@@ -18,7 +18,6 @@ import ml_dtypes  # teaches numpy bfloat16, which safetensors asks it for
 import numpy as np
 
 from jsg.errors import ModelError
-from jsg.fields import read_json
 from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
 from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
@@ -26,6 +25,7 @@ from jsg.models.gguf_tensors import open_tensors
 from jsg.models.published.kernel import Kept, restored
 from jsg.models.published.record import KeptForm
 from jsg.models.spec import AS_STORED, TensorNames
+from jsg.sources import read_json
 
 MAX_FILES = 1000
 DTYPES = ("F32", "F16", "BF16")

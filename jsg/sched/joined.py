@@ -191,22 +191,17 @@ class JoinedRequests:
         fresh: The requests that can be admitted in the next step, but not in this one.
     """
 
-    def __init__(
-        self, table: RequestTable, queue: Callable[[RunningRequest], None], totals: SchedulerTotals, *, makes_all: bool
-    ):
+    def __init__(self, table: RequestTable, queue: Callable[[RunningRequest], None], totals: SchedulerTotals):
         """Starts without requests.
 
         Args:
             table: Has the pages and the rows.
             queue: Lets a branch wait for admission.
             totals: Counts the tokens of branches.
-            makes_all: Whether all branches of a request are made at first. The policy may need that: a branch that is
-                made within a round of admissions has no turn in that round.
         """
         self._table = table
         self._queue = queue
         self._totals = totals
-        self._makes_all = makes_all
         self._joins: dict[RunningRequest, Join] = {}
         self._parked: set[RunningRequest] = set()
         self.ready: set[RunningRequest] = set()
@@ -282,7 +277,7 @@ class JoinedRequests:
         self.fresh.clear()
         for whole in sorted(self._parked, key=lambda whole: whole.arrival):
             join = self._joins[whole]
-            self._make_branches(join, len(join.spans) if self._makes_all else join.num_at_once)
+            self._make_branches(join, join.num_at_once)
         self._parked.clear()
 
     def note_admission(self, branch: RunningRequest, place: Placement) -> None:

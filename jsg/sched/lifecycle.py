@@ -48,11 +48,11 @@ class Lifecycle:
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
         sizes = (config.max_running, config.context_length, config.vocab_size)
-        order = make_order(config.policy, config.seed, cache)
+        order = make_order(config.policy, cache)
         self.table = RequestTable(*sizes, allocator, cache, config.vision)
         self.totals = SchedulerTotals()
         self.waiting = WaitingQueue(order, cache)
-        self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=order.is_whole)
+        self.joins = JoinedRequests(self.table, self._queue, self.totals)
         self.running: list[RunningRequest] = []
         self.holds: dict[str, RunningRequest] = {}
         self.num_holds = 0

@@ -279,7 +279,6 @@ class Scheduler:
 
     def _admit_others(self, budget: int, most_work: int, now_s: float, chunks: list[BatchEntry]) -> None:
         """Admits requests and plans their first chunks, and notes for what the rest waits."""
-        self.waiting.begin_round()
         to_admit, passed = self._config.max_prefill_tokens, list[RunningRequest]()
         why: WaitReason | None = None
         while self.joins.ready or len(self.waiting):

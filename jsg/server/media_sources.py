@@ -12,15 +12,15 @@ from typing import Any, Protocol, final
 
 from jsg.config import ServerConfig
 from jsg.errors import RequestError
-from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.media.base64_files import read_base64, read_data_url
 from jsg.processing.media.limits import MediaLimits
 from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import MediaKind, MediaPart, file_size
 from jsg.processing.snapshot_points import joined_text
-from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.kept_files import KeptFiles
 from jsg.server.text_threads import TextThreads
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.encode_parts import EncodedPrompt
 from jsg.waits import WaitReason, waiting
 
 BASE64_RATIO = 4 / 3  # characters of base64 for each byte

@@ -31,7 +31,7 @@ from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.few_bits import zeros
 from jsg.kernels_pallas.form import Form
-from jsg.kernels_pallas.inputs import GroupKernels
+from jsg.kernels_pallas.inputs import GroupKernels, SharedKernels
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
@@ -237,6 +237,24 @@ def test_gates_of_experts_are_in_the_launch_of_their_products(name: str, num_row
         )
         (launch,) = program.launches
         assert program.temporary_bytes == 0 and launch.shared_bytes <= program.card.shared_bytes
+        assert spills(program.instructions(launch.name, nvdisasm)) == set()
+
+
+@pytest.mark.parametrize("num_tokens", [8, 64])
+@pytest.mark.parametrize("name", ["h200", *OTHER_CARDS])
+def test_a_shared_block_is_in_the_launches_of_experts(name: str, num_tokens: int, nvdisasm):
+    """That of Qwen3.5-35B-A3B. Its kernels are read where they are."""
+    experts, depth, width, num_rows = 256, 2048, 512, 8 * num_tokens
+    kernels, down = [GroupKernels(array(experts, depth, width))] * 2, GroupKernels(array(experts, width, depth))
+    program = compile_for(
+        name,
+        functools.partial(grouped_matmul.experts_beside, activation="silu", result="bfloat16"),
+        *(array(num_tokens, depth), array(num_rows, dtype="int32"), kernels, down, array(experts, dtype="int32")),
+        SharedKernels(array(depth, 2, width), array(width, depth)),
+    )
+    assert len(program.launches) == 2 and program.temporary_bytes <= 2 * (num_rows + num_tokens) * width + 512
+    for launch in program.launches:
+        assert launch.shared_bytes <= program.card.shared_bytes
         assert spills(program.instructions(launch.name, nvdisasm)) == set()
 
 

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
-from jsg.checks import near
 from jsg.config import EngineConfig
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import stop_patterns
@@ -22,13 +21,13 @@ from jsg.engine.offline.grammars import OfflineGrammars, Tables
 from jsg.engine.offline.lang_backend import EngineBackend, EngineModel
 from jsg.engine.offline.media import Media, with_media
 from jsg.engine.selfcheck import SelfCheck
-from jsg.errors import ConfigError, JsgError, RequestError
-from jsg.processing.answer import Answer, Prompt, asked, with_common_point
+from jsg.errors import ConfigError, JsgError, RequestError, near
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.processing.tool_calls import nameable_tokens
 from jsg.processing.vectors import check_dimensions, to_vector, whole
 from jsg.sources import find_tokenizer
+from jsg.speech.answers.answer import Answer, Prompt, asked, with_common_point
+from jsg.speech.answers.tool_calls import nameable_tokens
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 
 Result = dict[str, Any]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ModelError
-from jsg.fields import MAX_INTEGER, Fields
 from jsg.kernels_pallas.form import Form
 from jsg.models.published.layout import Group, Layout
 from jsg.models.without_effect import refuse_unknown
+from jsg.sources import MAX_INTEGER, Fields
 
 COMMON = (".scale",)
 """Marks that tensors of other kinds have, too. They count if the kernel is there."""

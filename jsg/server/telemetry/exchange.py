@@ -14,12 +14,12 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jsg.errors import JsgError
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.server.caller import state_of
 from jsg.server.http.failures import CLIENT_LEFT, Refusal
 from jsg.server.observer import Begun
 from jsg.server.telemetry.abort_reasons import CLIENT_DISCONNECT, ERROR, REFUSED, end_reason
 from jsg.server.telemetry.trace_context import TraceContext
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt
 from jsg.waits import CLOCK, WaitClock, Waited, WaitReason
 
 logger = logging.getLogger(__name__)
