@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from jsg.cache.node import Node, Root
-from jsg.types import EvictionCause
+from jsg.cache_report import EvictionCause
 
 CAPACITY = 4096
 """The leaves that are remembered. A thousand of them take a quarter of a megabyte."""

@@ -23,7 +23,7 @@ from jsg.cache.observer import Observers, TreeObserver
 from jsg.cache.use_clock import UseClock
 from jsg.cache.watch import Place, Watch, WatchGroup
 from jsg.cache.watch_index import WatchIndex
-from jsg.types import CacheReport, EvictionCause, MissReason
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 
 NODES_PER_GROUP = 8
 """In the time that it takes to move a group of watches, so many nodes are visited."""

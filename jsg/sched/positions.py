@@ -18,9 +18,10 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from jsg.cache.radix import RadixCache
+from jsg.cache_report import CacheReport, EvictionCause
 from jsg.errors import QueueFullError
 from jsg.media import MediaInput
-from jsg.types import CacheReport, EvictionCause, Request
+from jsg.types import Request
 
 WORDS = 2**31
 """How many negative numbers there are for words. Tokens are not negative."""

@@ -9,10 +9,11 @@ import numpy as np
 from jsg.cache.radix import PrefixLock
 from jsg.cache.states import State
 from jsg.cache.watch import Watch
+from jsg.cache_report import CacheReport
 from jsg.media import MIN_TOKENS
 from jsg.sched.positions import Layout, cached_shifts
 from jsg.token_scores import TokenScores
-from jsg.types import CacheReport, Request
+from jsg.types import Request
 from jsg.waits import Waited
 
 

@@ -291,6 +291,7 @@ class Scheduler:
             if why is WaitReason.STATE:  # later arrivals need not wait with it
                 self.waiting.remove(first)
                 passed.append(first)
+                why = None
             elif why is not None:
                 break
             to_admit -= first.num_known - placement(first).num_dispatched if first.place else 0

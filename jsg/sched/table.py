@@ -13,11 +13,12 @@ from jsg.cache.kinds import PrefixMatch
 from jsg.cache.radix import RadixCache
 from jsg.cache.states import StateSlots
 from jsg.cache.windows import WindowGroup
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.row_states import StateRows, WindowRows
 from jsg.sched.vision_store import VisionShape, VisionStore
-from jsg.types import CacheReport, EvictionCause, MissReason, Request
+from jsg.types import Request
 
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""

@@ -14,7 +14,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.eviction_log import Eviction, EvictionLog
 from jsg.cache.node import INT_BYTES, Node, Root
 from jsg.cache.radix import RadixCache
-from jsg.types import CacheReport, EvictionCause, MissReason
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from tests.cache.integrity import check_cache
 
 NAMESPACES = ("", "tenant")

@@ -17,23 +17,13 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.tree_log import TreeLog
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import STATE_STATS, Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
 from jsg.sched.table import POOL_TERMS
 from jsg.token_scores import TokenScores
-from jsg.types import (
-    CacheReport,
-    ConstraintReport,
-    EvictionCause,
-    FinishReason,
-    FinishType,
-    GrammarSpec,
-    MissReason,
-    Request,
-    RequestOutput,
-    TokenLogprob,
-)
+from jsg.types import ConstraintReport, FinishReason, FinishType, GrammarSpec, Request, RequestOutput, TokenLogprob
 from jsg.waits import IN_THE_ENGINE, WaitReason, stat_of
 from tests.scored import scores_of
 

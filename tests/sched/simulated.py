@@ -14,6 +14,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.states import StateSlots
 from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.cache_report import CacheReport
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.inputs import Pieces
@@ -28,7 +29,7 @@ from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
 from jsg.token_scores import TokenScores
-from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 from jsg.waits import WaitReason
 from jsg.window import Window
 from tests.cache.integrity import check_allocator, check_cache

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from jsg.types import CacheReport, EvictionCause, MissReason, Request
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
+from jsg.types import Request
 from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.test_image_keys import SHAPE, image

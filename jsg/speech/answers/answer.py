@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
+from jsg.cache_report import CacheReport
 from jsg.errors import RequestError
 from jsg.media import MediaInput
 from jsg.processing.growing_text import GrowingText
@@ -19,7 +20,6 @@ from jsg.speech.answers.output import AnswerDelta, OutputStream, ScoreStream
 from jsg.speech.answers.thoughts import Thoughts
 from jsg.token_scores import GrowingScores
 from jsg.types import (
-    CacheReport,
     ConstraintReport,
     Embedder,
     FinishReason,

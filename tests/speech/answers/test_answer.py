@@ -7,21 +7,11 @@ import pytest
 from tokenizers import Tokenizer as JsonTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from jsg.media import MIN_DIGEST_BYTES, MIN_TOKENS, MediaInput
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, with_common_point
-from jsg.types import (
-    CacheReport,
-    EvictionCause,
-    FinishReason,
-    FinishType,
-    MissReason,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprob,
-    namespace_digest,
-)
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob, namespace_digest
 
 
 @pytest.fixture(scope="module")
