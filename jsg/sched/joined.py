@@ -20,13 +20,14 @@ made whenever one is admitted.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
+from jsg.cache_report import CacheReport
 from jsg.errors import RequestError
 from jsg.prompt_ids import PromptIds
 from jsg.sched.positions import branch_layout, cut, spans
 from jsg.sched.request import FirstAdmission, KeptPrefix, Placement, RequestState, RunningRequest
 from jsg.sched.table import RequestTable
 from jsg.sched.totals import SchedulerTotals
-from jsg.types import CacheReport, Request, SamplingParams
+from jsg.types import Request, SamplingParams
 
 MAX_COPIED_TOKENS = 2**25
 """The largest product of the prefix's tokens and the branches that have tokens: so many tokens a request copies."""

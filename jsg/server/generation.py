@@ -31,6 +31,7 @@ from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, with_common_p
 from jsg.speech.answers.tool_calls import nameable_tokens
 from jsg.speech.rules.thought_grammar import without_thoughts
 from jsg.types import FinishReason, FinishType, GrammarKind, GrammarSpec, RequestOutput, SamplingParams
+from jsg.waits import WaitReason, waiting
 
 HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
@@ -335,7 +336,8 @@ class Generator:
             if patterns is not None and patterns not in makers:
                 if not call.is_let_in:  # else it has room already
                     self.admission.check(tenant, num_answers, is_let_in=False)
-                tables = await self._client.grammars.patterns(patterns, tenant)
+                with waiting(WaitReason.GRAMMAR):
+                    tables = await self._client.grammars.patterns(patterns, tenant)
                 makers[patterns] = finders(patterns.patterns, tables)
         return [makers[patterns] for patterns in wanted]
 

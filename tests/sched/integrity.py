@@ -23,6 +23,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     states.table.check_integrity()
     check_waiting(states.waiting)
     _check_joins(states.joins)
+    _check_waits(scheduler)
     check_vision(states.table.vision, map(placement, states.running))
     branches = [branch for join in states.joins for branch in join.branches]
     held = [*states.holds.values()]
@@ -48,6 +49,18 @@ def check_scheduler(scheduler: Scheduler) -> None:
     assert states.table.num_kept == len(held) + states.joins.num_kept + num_placed
     rows = [placement(r).row for r in states.running]
     assert len(set(rows)) == len(rows), "two requests share a row"
+
+
+def _check_waits(scheduler: Scheduler) -> None:
+    waits, live = scheduler._requests.waits, scheduler._requests.live.values()
+    assert waits._waits.keys() == {r for r in live if r.state in (RequestState.WAITING, RequestState.JOINING)}
+    assert waits._own == {r: wait.own for r, wait in waits._waits.items() if wait.own is not None}
+    assert sum(scheduler.waits.values()) == scheduler.num_waiting and min(scheduler.waits.values()) >= 0
+    unfinished = [
+        j for j in scheduler.joins if j.num_made and j.whole not in scheduler.joins.ready | scheduler.joins.fresh
+    ]
+    begun = {j.whole for j in unfinished if any(b.state is not RequestState.WAITING for b in j.branches)}
+    assert begun <= waits._joining <= {join.whole for join in unfinished}
 
 
 def _check_joins(joins: JoinedRequests) -> None:

@@ -153,7 +153,7 @@ def test_copies_to_a_row_that_is_given_back_are_not_made():
         scheduler.joins.begin_step()
     (join,) = scheduler.joins
     scheduler._plan_prefill(0, 0.0)  # as the beginning of a plan
-    assert scheduler._admit(join.whole, 0.0) and scheduler.table.copies
+    assert scheduler._admit(join.whole, 0.0) is None and scheduler.table.copies
     scheduler._requests.retract(join.whole)
     assert not scheduler.table.copies
     engine.run_until_idle()

@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import weakref
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
 
@@ -349,7 +350,7 @@ def test_a_client_that_leaves_during_a_long_body_is_reported(leaves: bool):
         await response(scope, receive, send)
 
     scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
-    asyncio.run(WatchExchanges(app, EndpointTable([], object), [Seen()])(scope, receive, send))
+    asyncio.run(WatchExchanges(app, EndpointTable([], object), [Seen()], Counter())(scope, receive, send))
     assert seen == [(200, "client_disconnect" if leaves else "ok", not leaves)]
 
 

@@ -154,6 +154,9 @@ class GenerateBody(Body):
     return_cache_info: bool | None = Field(
         None, description="`meta_info.cache` says where the cached prefix ended, and why."
     )
+    return_waited: bool | None = Field(
+        None, description="`meta_info.waited` has for what the answer waited, and for how many seconds."
+    )
     require_reasoning: bool | None = Field(
         None,
         description="The output may begin with thoughts, and a grammar governs what follows. The end of the prompt "
@@ -391,6 +394,8 @@ async def _prompts(
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
+            sees_all=call.caller.is_admin,
+            return_waited=bool(body.return_waited),
             hold=bool(body.hold),
         )
 

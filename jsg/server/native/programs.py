@@ -40,6 +40,7 @@ from jsg.server.native.program_batch import Item, run_items
 from jsg.server.native.sampling import Object
 from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY
 from jsg.types import SamplingParams
+from jsg.waits import WaitReason, waiting
 
 LIMITS = ProgramLimits()
 BEAT_S = 15.0
@@ -170,7 +171,8 @@ class _Program:
         if not patterns:
             return None
         try:
-            tables = await front.client.grammars.patterns(PatternSet("matches", patterns), owner)
+            with waiting(WaitReason.GRAMMAR):
+                tables = await front.client.grammars.patterns(PatternSet("matches", patterns), owner)
         except GrammarError as error:
             index = refused_pattern(error)
             place = "" if index is None else f"{describe(self._pattern_nodes[patterns[index]])}: "

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
+from jsg.cache_report import CacheReport
 from jsg.errors import RequestError
 from jsg.media import MediaInput
 from jsg.processing.growing_text import GrowingText
@@ -19,7 +20,6 @@ from jsg.speech.answers.output import AnswerDelta, OutputStream, ScoreStream
 from jsg.speech.answers.thoughts import Thoughts
 from jsg.token_scores import GrowingScores
 from jsg.types import (
-    CacheReport,
     ConstraintReport,
     Embedder,
     FinishReason,
@@ -33,6 +33,7 @@ from jsg.types import (
     expand_answers,
     namespace_digest,
 )
+from jsg.waits import Waited, by_name, sum_of
 
 _LEAST_COMMON = 32  # tokens; to keep a state for fewer costs more than to compute them
 PROMPT_TAIL_LEN = 8  # tokens that can begin a character which the answer completes
@@ -57,8 +58,8 @@ class Prompt:
         kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined, media, post, snapshot_at, turn_end: As in
-            `Request`.
+            return_cache_info, sees_all, return_waited, hold, position_jumps, joined, media, post, snapshot_at,
+            turn_end: As in `Request`.
     """
 
     rid: str
@@ -79,6 +80,8 @@ class Prompt:
     namespace: str = ""
     priority: int = 0
     return_cache_info: bool = False
+    sees_all: bool = False
+    return_waited: bool = False
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
@@ -289,6 +292,7 @@ class Answer:
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
         self.cache_report: CacheReport | None = None
+        self.waited: Waited | None = None
         self.vector: bytes | None = None
         self._text = GrowingText()
         self._thoughts = GrowingText()
@@ -361,6 +365,8 @@ class Answer:
             self.scores += delta.scores
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
+        if output.waited is not None:
+            self.waited = sum_of((self.waited, output.waited))
         self.vector = output.vector or self.vector
         if output.constraint is not None:
             self._constraint.add(output.constraint, len(delta.token_ids))
@@ -395,6 +401,8 @@ class Answer:
         }
         if self.request.return_cache_info:
             meta["cache"] = None if self.cache_report is None else _shown_cache(self.cache_report, self.request)
+        if self.request.return_waited:
+            meta["waited"] = by_name(self.waited)
         if self.request.sampling.return_constraint and (delta is None or self.finish is not None):
             meta["constraint"] = self.constraint()
         if self.request.return_logprob:
@@ -453,6 +461,7 @@ def _shown_cache(report: CacheReport, request: Request) -> dict[str, Any]:
     """Why the cached prefix ended where it did, in words of a client, and without secrets of the namespace."""
     position = report.first_difference
     return {
+        "why": None if report.why is None else report.why.value,
         "matched_tokens": report.matched_tokens,
         "matchable_tokens": report.matchable_tokens,
         "first_difference": None
@@ -464,6 +473,8 @@ def _shown_cache(report: CacheReport, request: Request) -> dict[str, Any]:
         },
         "evicted_at": report.evicted_at,
         "evicted_tokens": report.evicted_tokens,
+        "evicted_for": None if report.evicted_for is None else report.evicted_for.value,
+        "evicted_for_own": report.evicted_for_own,
         "unusable_tokens": report.unusable_tokens,
         "namespace": namespace_digest(request.namespace),
     }

@@ -7,19 +7,11 @@ import pytest
 from tokenizers import Tokenizer as JsonTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from jsg.media import MIN_DIGEST_BYTES, MIN_TOKENS, MediaInput
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, with_common_point
-from jsg.types import (
-    CacheReport,
-    FinishReason,
-    FinishType,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprob,
-    namespace_digest,
-)
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob, namespace_digest
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +96,20 @@ def test_why_the_cached_prefix_ended_is_told_when_asked_for(tokenizer: Tokenizer
     answer = Answer(request, tokenizer)
     assert answer.result()["meta_info"]["cache"] is None, "nothing is known before it was admitted"
     report = CacheReport(
-        matched_tokens=1, matchable_tokens=2, first_difference=1, cached_continuations=(5, 6), evicted_tokens=0
-    )
+        matched_tokens=1, matchable_tokens=2, first_difference=1, cached_continuations=(5, 6), evicted_tokens=3,
+        evicted_for=EvictionCause.PROMPT, evicted_for_own=False, why=MissReason.EVICTED,
+    )  # fmt: skip
     answer.push(RequestOutput(rid="r", token_ids=(1,), cache_report=report))
     answer.push(RequestOutput(rid="r", token_ids=(1,), finish=FinishReason(FinishType.LENGTH)))
     assert answer.result()["meta_info"]["cache"] == {
+        "why": "evicted",
         "matched_tokens": 1,
         "matchable_tokens": 2,
         "first_difference": {"position": 1, "token_id": 8, "cached_token_ids": [5, 6]},
         "evicted_at": None,
-        "evicted_tokens": 0,
+        "evicted_tokens": 3,
+        "evicted_for": "prompt",
+        "evicted_for_own": False,
         "unusable_tokens": 0,
         "namespace": namespace_digest("salted"),
     }
