@@ -161,6 +161,7 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
         ),
         "type": (FORMS["awq"], changed("qweight", lambda x: x.astype(np.float32)), "qweight must be I32, but is F32"),
         "NaN": (FORMS["fp8"], changed("k_proj.weight_scale_inv", with_nan), "scales of .*k_proj.weight must be finite"),
+        "NaN number": (FORMS["fp8"], changed("k_proj.weight", with_nan), "numbers of .*k_proj.weight must be finite"),
         "NaN of 16": (FORMS["gptq"], changed("k_proj.scales", with_nan), "scales of .*k_proj.weight must be finite"),
         "NaN of 8": (FORMS["nvfp4"], changed("k_proj.weight_scale", with_nan), "scales of .*k_proj.weight must be fin"),
         "NaN of bytes": (FORMS["fp8 bytes"], changed("k_proj.weight_scale_inv", with_nan), "must be finite"),

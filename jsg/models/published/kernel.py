@@ -118,7 +118,7 @@ class Kernel:
     def read(self, slices: tuple[slice, ...]) -> np.ndarray:
         """A slice in float32, restored by the formula of its format. Raises ModelError if it is damaged."""
         layout, (*lead, rows, columns) = self._layout, self._within(slices)
-        numbers = _numbers(layout.numbers, lead, rows, columns)
+        numbers = self._checked(_numbers(layout.numbers, lead, rows, columns))
         table = {"e4m3": _E4M3, "e2m1": _E2M1}.get(layout.kind)
         restored = numbers.astype(np.float32) if table is None else table.take(numbers.view(np.uint8))
         if layout.zero is not None:
@@ -140,12 +140,10 @@ class Kernel:
         assert form == self.form, "what `kept_form` says"
         layout = self._layout
         *lead, rows, columns = (slice(*s.indices(n)[:2]) for s, n in zip(slices, layout.numbers.shape, strict=True))
-        numbers = _numbers(layout.numbers, lead, rows, columns)
+        numbers = self._checked(_numbers(layout.numbers, lead, rows, columns))
         zero = None if layout.zero is None else _numbers(layout.zero, lead, *self._blocks(rows, columns))
         order = None if self.order is None else np.argsort(self.order, kind="stable").astype(np.int32)
         numbers = numbers if order is None else numbers[..., order]
-        if layout.kind == "e4m3" and not np.isfinite(_E4M3[numbers.view(np.uint8)]).all():
-            raise ModelError(f"the numbers of {self._name} must be finite, but one is NaN; {DAMAGED}")
         if layout.kind in NUMBERS_OF_4_BITS:
             numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
             zero = None if zero is None else zero.astype(np.int8) - 8
@@ -164,6 +162,12 @@ class Kernel:
             return outer, 1
         rows = PIECE_NUMBERS // max(1, self._layout.numbers.shape[-1]) // ROWS_TOGETHER * ROWS_TOGETHER
         return len(self.shape) - (1 if self._layout.is_turned else 2), max(ROWS_TOGETHER, rows)
+
+    def _checked(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers as they are stored. Raises ModelError if one is NaN."""
+        if self._layout.kind == "e4m3" and (numbers.view(np.uint8) & 127 == 127).any():
+            raise ModelError(f"the numbers of {self._name} must be finite, but one is NaN; {DAMAGED}")
+        return numbers
 
     def _within(self, slices: tuple[slice, ...]) -> list[slice]:
         """Slices of [..., out, in] with whole numbers."""
