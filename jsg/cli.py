@@ -368,9 +368,9 @@ def _check_prompt(config: EngineConfig, prompt: str, sampling: SamplingParams) -
     from jsg.engine.embedder import read_embedder
     from jsg.engine.find import find_model
     from jsg.models.config import read_spec
-    from jsg.processing.answer import Prompt
     from jsg.processing.tokenizer import load_tokenizer
     from jsg.sources import find_tokenizer
+    from jsg.speech.answers.answer import Prompt
 
     directory = find_model(config)
     model = read_spec(directory)
@@ -455,7 +455,7 @@ def _chat(config: EngineConfig) -> int:
     """Ctrl-C ends an answer, Ctrl-D the chat. The conversation keeps the part of an answer before Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # line editing and history for `input`
-    from jsg.server.chat_prompt import ChatPrompt
+    from jsg.speech.prompts.chat_prompt import ChatPrompt
 
     messages: list[dict[str, str]] = []
     with _running_engine(config) as engine:

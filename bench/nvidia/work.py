@@ -163,7 +163,10 @@ def _work(
     weights = [each for each in weights if each is not kernel and math.prod(each.shape) not in pools]
     in_place = {each.shape for each in weights}
     made = sum(each.num_bytes for each in results if each.shape not in in_place and math.prod(each.shape) not in pools)
-    other = made + sum(each.num_bytes for each in rest) + sum(min(each.num_bytes, made) for each in weights)
+    # Beside those of experts a launch may read the whole kernels of a block that all tokens use.
+    least = [each.num_bytes if kind is Kind.EXPERTS and len(each.shape) > 1 else made for each in weights]
+    other = made + sum(each.num_bytes for each in rest)
+    other += sum(min(each.num_bytes, most) for each, most in zip(weights, least, strict=True))
     return Work(kind, kernel.shape if kernel else (), kernel.num_bytes if kernel else 0, other)
 
 

@@ -543,7 +543,6 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         buckets=settings.buckets,
         max_running=settings.max_running,
         policy=config.schedule_policy,
-        seed=config.random_seed,
         conservativeness=config.schedule_conservativeness,
         max_prefill_tokens=config.max_prefill_tokens,
         max_bypass_tokens=config.max_bypass_tokens,

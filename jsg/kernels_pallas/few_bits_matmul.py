@@ -1,9 +1,9 @@
 """Rows times a kernel in 4 bits, as one Pallas-Triton launch. Letters: `jsg/models/inputs.py`.
 
 A program owns `block_m` rows and `block_n` columns. It reads each byte of its columns once, restores the two weights in
-registers, and multiplies them on tensor cores. Weights are those of `Quantised.restored` to the bit: a number, less its
-zero, times its scale in float32, rounded to the type of the rows. Only a factor of a channel differs: it multiplies the
-channel's sum, in float32, so that no weight is rounded after it.
+registers, and multiplies them on tensor cores. Weights are those of `Quantised.restored` to the bit: computed in
+float32, and rounded to the type of the rows. Only a factor of a channel differs: it multiplies the channel's sum, in
+float32, so that no weight is rounded after it.
 
 A byte has two consecutive inputs. Rows come with their even inputs apart from their odd ones, so each half of a byte
 belongs to a product of its own, and no weight moves to another place of a block:
@@ -36,15 +36,17 @@ class Parts(NamedTuple):
 
     Attributes:
         values: [D / 2, F]
-        scale: [groups, F] Those of 8 bits are bytes.
+        scale: [groups, F] Floats of 8 bits are bytes.
         zero: [groups, F], or None.
-        factor: [1, F], or None.
+        factor: [blocks, F], or None.
+        step: [blocks, F], or None.
     """
 
     values: Any
     scale: Any
     zero: Any
     factor: Any
+    step: Any
 
 
 def few_bits_matmul(
@@ -61,9 +63,9 @@ def few_bits_matmul(
     group = depth // len(kernel.scale)
     if group % 2:
         raise NotImplementedError(f"the Triton kernel wants an even number of inputs in a group, not {group}")
-    stored = kernel.values, kernel.scale, kernel.zero, kernel.factor
+    stored = kernel.values, kernel.scale, kernel.zero, kernel.factor, kernel.step
     parts = Parts(*(None if part is None else part.reshape(len(part), -1) for part in stored))
-    if parts.scale.dtype.itemsize == 1:
+    if form.scale.startswith("float8"):
         parts = parts._replace(scale=lax.bitcast_convert_type(parts.scale, jnp.uint8))
     x = x if kernel.order is None else jnp.take(x, kernel.order, axis=1)
     read = jnp.moveaxis(x.reshape(num_rows, depth // 2, 2), 2, 0), parts
@@ -108,37 +110,47 @@ def few_bits_matmul_kernel(cut: Sizes, form: Form, group: int, rows: jax.Ref, pa
     row = (pl.program_id(0) * cut.block_m + jnp.arange(cut.block_m))[:, None]
     column = (pl.program_id(1) * cut.block_n + jnp.arange(cut.block_n))[None, :]
     is_row, is_column = row < num_rows, column < width
-    is_exact = form.is_exact or (form.numbers == "e2m1" and SCALE_BYTES[form.scale] == 1)  # two bits times four
+    # Two bits times four are as many as a bfloat16 has.
+    is_exact = form.is_exact or (form.numbers == "e2m1" and SCALE_BYTES[form.scale] == 1 and form.block is None)
     wide = jnp.bfloat16 if is_exact else jnp.float32
 
-    def of_groups(index: Int[Array, ""]) -> tuple[Num[Array, "pieces n"], ...]:
+    def of_groups(index: Int[Array, ""]) -> Parts:
+        """What each piece has beside its numbers, [pieces, n]."""
         first = (index * cut.block_k + jnp.arange(cut.block_k // piece) * piece)[:, None]
         mask = (first < 2 * pairs) & is_column
-        given = (part for part in (parts.scale, parts.zero) if part is not None)
-        return tuple(plgpu.load(part.at[first // group, column], mask=mask, other=0) for part in given)
+        lengths = Parts(None, group, group, form.block, form.block)
+        return Parts(
+            *(
+                None
+                if part is None or length is None
+                else plgpu.load(part.at[first // length, column], mask=mask, other=0)
+                for part, length in zip(parts, lengths, strict=True)
+            )
+        )
 
-    def add(
-        index: Int[Array, ""], carry: tuple[Float[Array, "m n"], tuple[Num[Array, "pieces n"], ...]]
-    ) -> tuple[Float[Array, "m n"], tuple[Num[Array, "pieces n"], ...]]:
-        total, (stored, *zeros) = carry
+    def add(index: Int[Array, ""], carry: tuple[Float[Array, "m n"], Parts]) -> tuple[Float[Array, "m n"], Parts]:
+        total, of = carry
         following = of_groups(index + 1)
         pair = index * (cut.block_k // 2) + jnp.arange(cut.block_k // 2)
         at, is_pair = pair[:, None], pair < pairs
         codes = plgpu.load(parts.values.at[at, column], mask=is_pair[:, None] & is_column, other=0)
         codes = codes.reshape(-1, piece // 2, cut.block_n)
-        scale = _scales(stored, form).astype(wide)[:, None, :]
+        scale = _scales(of.scale, form).astype(wide)
+        scale = scale if of.factor is None else scale * of.factor
+        offset = None if of.step is None else of.zero.astype(wide) * of.step
         for half, of_half in enumerate((codes & 15, codes >> 4)):
             left = plgpu.load(rows.at[half, row, pair[None, :]], mask=is_row & is_pair[None, :], other=0)
             numbers = _numbers(of_half, form)
-            for zero in zeros:
-                numbers -= zero.astype(numbers.dtype)[:, None, :]
-            weights = (numbers.astype(wide) * scale).astype(left.dtype).reshape(-1, cut.block_n)
-            total += plgpu.dot(left, weights, allow_tf32=False)
+            if of.zero is not None and offset is None:
+                numbers -= of.zero.astype(numbers.dtype)[:, None, :]
+            weights = numbers.astype(wide) * scale[:, None, :]
+            weights = weights if offset is None else weights - offset[:, None, :]
+            total += plgpu.dot(left, weights.astype(left.dtype).reshape(-1, cut.block_n), allow_tf32=False)
         return total, following
 
     begin = jnp.zeros((cut.block_m, cut.block_n), jnp.float32), of_groups(jnp.int32(0))
     total, _ = lax.fori_loop(0, pl.cdiv(2 * pairs, cut.block_k), add, begin)
-    if parts.factor is not None:
+    if parts.factor is not None and form.block is None:
         total *= plgpu.load(parts.factor.at[0, column], mask=is_column, other=0)
     plgpu.store(out.at[row, column], total.astype(out.dtype), mask=is_row & is_column)
 
@@ -146,14 +158,15 @@ def few_bits_matmul_kernel(cut: Sizes, form: Form, group: int, rows: jax.Ref, pa
 def _numbers(codes: UInt8[Array, "*block"], form: Form) -> Float[Array, "*block"]:
     """What codes mean, see `NUMBERS_OF_4_BITS`. Bits of a bfloat16 are composed: to convert integers is slow."""
     bits = codes.astype(jnp.uint16)
-    if form.numbers == "int4":
-        return lax.bitcast_convert_type(bits | 0x4300, jnp.bfloat16) - jnp.bfloat16(136)  # 128 + code, less 136
+    if form.numbers != "e2m1":
+        zero = jnp.bfloat16(136 if form.numbers == "int4" else 128)
+        return lax.bitcast_convert_type(bits | 0x4300, jnp.bfloat16) - zero  # 128 + code, less that
     size = bits & 7  # an exponent of two bits and one bit behind the point; below 2 there is no bit before it
     size = jnp.where(size < 2, size * 0x3F00, (size << 6) + 0x3F00)
     return lax.bitcast_convert_type(size | (bits & 8) << 12, jnp.bfloat16)
 
 
-def _scales(stored: Num[Array, "*block"], form: Form) -> Float[Array, "*block"]:
+def _scales(stored: Num[Array, "*block"], form: Form) -> Num[Array, "*block"]:
     """Scales as numbers. Those of 8 bits are bytes, because cards before 8.9 cannot convert them."""
     if stored.dtype != jnp.uint8:
         return stored

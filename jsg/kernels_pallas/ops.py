@@ -1,8 +1,7 @@
 """The operations that have kernels. Each function chooses an implementation. Letters: `jsg/models/inputs.py`.
 
-"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "native" is machine code for a
-CPU; "reference" is plain `jnp` and always works. If a kernel cannot do a case, it raises `NotImplementedError`, and
-the reference is used instead; `refusals` then says so.
+"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "native" is machine code for a CPU;
+"reference" is plain `jnp`, which always works and is used where a kernel raises `NotImplementedError`: see `refusals`.
 """
 
 import contextlib
@@ -26,8 +25,7 @@ from jsg.kernels_pallas import (
 )
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
-from jsg.kernels_pallas.falling_back import falling_back
-from jsg.kernels_pallas.falling_back import refusals as refusals  # for those who ask which kernels were used
+from jsg.kernels_pallas.falling_back import falling_back, refusals  # noqa: F401 # others ask `ops` for refusals
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
@@ -42,6 +40,7 @@ from jsg.kernels_pallas.inputs import (
     PieceTiles,
     ScanWeights,
     Scoring,
+    SharedKernels,
     StateCache,
 )
 from jsg.kernels_pallas.reference_routes import Routes
@@ -176,10 +175,8 @@ def paged_attention(
         case "reference":
             pass
         case unknown:
-            raise NotImplementedError(
-                f"paged_attention has no implementation {unknown!r}; "
-                "there are 'triton', 'tpu', 'native' and 'reference'"
-            )
+            known = "'triton', 'tpu', 'native' and 'reference'"
+            raise NotImplementedError(f"paged_attention has no implementation {unknown!r}; there are {known}")
     keys, values = reference_write.keys_and_values(cache)
     out = reference.paged_attention(queries, keys, values, inputs, **how)
     return jnp.asarray(out, queries.dtype)
@@ -212,8 +209,8 @@ def latent_attention(
         from jsg.kernels_pallas import triton_attention
 
         with falling_back(ATTENTION, "triton", implementation):
-            how: dict[str, Any] = {"scale": scale, "value_dim": value_dim, "interpret": _interprets()}
-            return triton_attention.paged_attention(queries, cache, inputs, **how)
+            how: dict[str, Any] = {"value_dim": value_dim, "interpret": _interprets()}
+            return triton_attention.paged_attention(queries, cache, inputs, scale=scale, **how)
     (rows,) = cache
     out = paged_attention(queries, (rows, rows), inputs, scale=scale, implementation=implementation)
     return out[..., :value_dim]
@@ -326,8 +323,7 @@ def matmul(
     Args:
         x: The rows.
         kernel: In panels on a CPU, that of one product or those of several experts. Each result is summed over D in an
-            order that does not depend on the other rows. Or one in few bits, restored in the type of `x`. Or one in
-            e4m3 for rows that are rounded to e4m3 as well, see `reference_fp8`.
+            order that does not depend on the other rows. Or in few bits, restored in the type of `x`; or in `fp8`.
         result: Type of the result. Of panels float32 or bfloat16.
         sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
         implementation: Of a kernel in few bits: "triton", which restores parts in registers, "reference", which writes
@@ -443,7 +439,7 @@ def grouped_matmul(
     Args:
         rows: The rows of group 0, then those of group 1, and so on.
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
-            Those in panels, and in e4m3 for rows that are rounded to e4m3 as well, have their scales.
+            Those in panels, and those of `fp8`, have their scales.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
         bias: What is added to each column; None for nothing.
@@ -507,13 +503,49 @@ def grouped_gated(
         from jsg.kernels_pallas import grouped_matmul as kernel
 
         with contextlib.nullcontext() if implementation else contextlib.suppress(NotImplementedError):
-            if isinstance(kernels[0].values, Fp8Kernel):
-                return fp8.grouped_gated(x, tokens, kernels, sizes, activation, interpret=_interprets())
+            kernel = fp8 if isinstance(kernels[0].values, Fp8Kernel) else kernel
             return kernel.grouped_gated(x, tokens, kernels, sizes, activation, interpret=_interprets())
     copies = x if tokens is None else x[tokens]
     how = {"result": result, "implementation": implementation}
     made = [grouped_matmul(copies, each.values, sizes, scale=each.scale, bias=each.bias, **how) for each in kernels]
     return gated(jnp.stack([each.astype(x.dtype) for each in made], axis=1), activation, implementation=implementation)
+
+
+def experts_beside(
+    x: Float[Array, "T D"],
+    routes: Routes,
+    kernels: Sequence[GroupKernels],
+    down: GroupKernels,
+    shared: SharedKernels,
+    activation: Activation,
+    *,
+    result: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "R D"], Float[Array, "T D"]] | None:
+    """Both products of experts, with those of the block that all rows use in the same two launches.
+
+    Args:
+        x: The rows.
+        routes: Which of them each copy is, and how many copies each expert has.
+        kernels: As in `grouped_gated`.
+        down: Those of what is let through.
+        shared: The kernels of the shared block.
+        activation: Which function of the gates.
+        result: Type of the results.
+        implementation: "triton", or None for that where it is the best one.
+
+    Returns:
+        The results of the copies, and those of the rows in the shared block. None where these are launches of their
+        own: of many rows, of other sizes or types, and with other implementations.
+    """
+    if (implementation or best_implementation()) != "triton":
+        return None
+    from jsg.kernels_pallas import grouped_matmul as kernel
+
+    if not kernel.takes_beside(x, routes.tokens, kernels, down, shared):
+        return None
+    given = x, routes.tokens, kernels, down, routes.sizes, shared, activation
+    return kernel.experts_beside(*given, result=result, interpret=_interprets())
 
 
 def kept_threshold(

@@ -167,7 +167,7 @@ class _Seeded:
     def read(self, source: Source, slices: Slices) -> np.ndarray:
         return _dummy_tensor(source, self._seed)[slices]
 
-    def kept(self, source: Source, slices: Slices) -> None:
+    def kept(self, source: Source, slices: Slices, form: Form) -> None:
         return None
 
     def piece(self, source: Source) -> Piece:
@@ -199,9 +199,11 @@ def abstract_model(
 
 
 def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | None:
-    """The form in which a kernel stays as the checkpoint has it, if all that it is made of is kept in the same one."""
-    kinds = {config.names.kept.get(source.name) for source in origin.sources}
-    kept = kinds.pop() if len(kinds) == 1 else None
+    """The form in which a kernel stays as the checkpoint has it, if all that it is made of can be kept in one."""
+    first, *others = {config.names.kept.get(source.name) for source in origin.sources}
+    kept = first
+    for each in others:
+        kept = None if kept is None or each is None else kept.joined(each)
     if kept is None:
         return None
     if kept.form.has_order and (origin.expert_axis is not None or (origin.split_axis == 0 and num_devices > 1)):
@@ -212,11 +214,9 @@ def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | No
 
 def _has_whole_groups(declared: Quantised, origin: Origin, mesh: AnyMesh) -> bool:
     """Whether devices can share a kernel out in whole groups of inputs, if they share out its inputs."""
-    return (
-        declared.form.group is None
-        or origin.split_axis != declared.axis
-        or declared.scale.shape[declared.axis] % _num_parts(origin, mesh) == 0
-    )
+    lengths = [length * _num_parts(origin, mesh) for length in (declared.form.group, declared.form.block) if length]
+    is_shared = origin.split_axis == declared.axis
+    return not is_shared or all(declared.shape[declared.axis] % length == 0 for length in lengths)
 
 
 def _num_parts(origin: Origin, mesh: AnyMesh) -> int:

@@ -19,6 +19,7 @@ FORMS = {
     "gptq with an order": Form("int4", 128, "float32", has_zero=True, has_order=True),
     "mxfp4": Form("e2m1", 32, "float8_e8m0fnu"),
     "nvfp4": Form("e2m1", 16, "float8_e4m3fn", has_factor=True),
+    "q4_k": Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=128),
 }
 DEPTH, OUT = 384, (5, 16)
 
@@ -26,16 +27,18 @@ DEPTH, OUT = 384, (5, 16)
 def made(form: Form, depth: int = DEPTH, out: tuple[int, ...] = OUT) -> Quantised:
     """A kernel of every code, with scales of both signs where their type has them, zero and tiny ones among them."""
     rng = np.random.default_rng(0)
-    groups = (1 if form.group is None else depth // form.group, *out)
+    groups, blocks = ((1 if length is None else depth // length, *out) for length in (form.group, form.block))
     scale = rng.normal(0, 0.1, groups) * rng.choice([1, 2.0**-4, 0], groups, p=[0.8, 0.1, 0.1])
     scale = np.abs(scale) + 2.0**-127 if form.scale == "float8_e8m0fnu" else scale
+    scale = scale * 100 if form.scale == "int8" else scale
     return Quantised(
         jnp.asarray(rng.integers(0, 256, (depth // 2, *out), np.uint8)),
         jnp.asarray(scale.astype(jnp.dtype(form.scale))),
         form,
         jnp.asarray(rng.integers(-8, 8, groups, np.int8)) if form.has_zero else None,
-        jnp.asarray(rng.uniform(0.5, 2, (1, *out)), jnp.float32) if form.has_factor else None,
+        jnp.asarray(rng.uniform(0.005, 0.02, blocks), jnp.float32) if form.has_factor else None,
         jnp.asarray(rng.permutation(depth), jnp.int32) if form.has_order else None,
+        jnp.asarray(rng.uniform(0.005, 0.02, blocks), jnp.float32) if form.has_step else None,
     )
 
 
@@ -50,12 +53,13 @@ def compiled(implementation: str = "triton", result: str = "float32"):
 
 def product(x: jax.Array, kernel: Quantised) -> np.ndarray:
     """With the weights of `Quantised.restored`, in float64. A factor of channels is not rounded into them."""
-    restored = kernel._replace(factor=None).restored(x.dtype)
+    factor = kernel.factor if kernel.form.block is None else None
+    restored = (kernel if factor is None else kernel._replace(factor=None)).restored(x.dtype)
     sums = np.tensordot(np.asarray(x, np.float64), np.asarray(restored, np.float64), 1)
-    return sums if kernel.factor is None else sums * np.asarray(kernel.factor, np.float64)
+    return sums if factor is None else sums * np.asarray(factor, np.float64)
 
 
-QUICK = ("jsg", "gptq with an order", "mxfp4", "nvfp4")
+QUICK = ("jsg", "gptq with an order", "mxfp4", "nvfp4", "q4_k")
 """Those that have all parts and types of numbers, so that others are slow."""
 
 

@@ -4,8 +4,8 @@ import json
 import re
 
 from docs.tables.models import QUANTISED, verdict
-from jsg.fields import Fields
 from jsg.models.published.record import read_rule
+from jsg.sources import Fields
 
 REASONS = {
     "3 bits": "bits must be 4 or 8, but is 3",

@@ -31,7 +31,7 @@ from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.few_bits import zeros
 from jsg.kernels_pallas.form import Form
-from jsg.kernels_pallas.inputs import GroupKernels
+from jsg.kernels_pallas.inputs import GroupKernels, SharedKernels
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
@@ -240,6 +240,24 @@ def test_gates_of_experts_are_in_the_launch_of_their_products(name: str, num_row
         assert spills(program.instructions(launch.name, nvdisasm)) == set()
 
 
+@pytest.mark.parametrize("num_tokens", [8, 64])
+@pytest.mark.parametrize("name", ["h200", *OTHER_CARDS])
+def test_a_shared_block_is_in_the_launches_of_experts(name: str, num_tokens: int, nvdisasm):
+    """That of Qwen3.5-35B-A3B. Its kernels are read where they are."""
+    experts, depth, width, num_rows = 256, 2048, 512, 8 * num_tokens
+    kernels, down = [GroupKernels(array(experts, depth, width))] * 2, GroupKernels(array(experts, width, depth))
+    program = compile_for(
+        name,
+        functools.partial(grouped_matmul.experts_beside, activation="silu", result="bfloat16"),
+        *(array(num_tokens, depth), array(num_rows, dtype="int32"), kernels, down, array(experts, dtype="int32")),
+        SharedKernels(array(depth, 2, width), array(width, depth)),
+    )
+    assert len(program.launches) == 2 and program.temporary_bytes <= 2 * (num_rows + num_tokens) * width + 512
+    for launch in program.launches:
+        assert launch.shared_bytes <= program.card.shared_bytes
+        assert spills(program.instructions(launch.name, nvdisasm)) == set()
+
+
 @pytest.mark.parametrize(
     ("side", "num_rows"), [*(("8x7b-up", rows) for rows in (16, 512, 4096)), ("30b-a3b-down", 2048)]
 )
@@ -272,6 +290,7 @@ IN_4_BITS = {
     "awq": (Form("int4", 128, "float16", has_zero=True), (32, 64)),
     "mxfp4": (Form("e2m1", 32, "float8_e8m0fnu"), ()),
     "nvfp4": (Form("e2m1", 16, "float8_e4m3fn", has_factor=True), (1024,)),
+    "q4_k": (Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=256), (16, 1024)),
 }
 """Forms, and the rows with which they are compiled for a card of each class. What else there is of both is long."""
 PRODUCTS_IN_4_BITS = [

@@ -3,11 +3,11 @@
 import dataclasses
 
 from jsg.errors import ModelError
-from jsg.fields import Fields
 from jsg.models.published.fp8 import in_e4m3
 from jsg.models.published.layout import DAMAGED, SCALES, Group, Layout, Plane, Stored
 from jsg.models.published.modelopt import GROUP, in_nvfp4
 from jsg.models.published.record import Published, Rule, read_block, read_rule, refuse_others, require_one_of
+from jsg.sources import Fields
 
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
 HELD = {(False, "F8_E4M3"): "float 8", (False, "I8"): "int 8", (True, "U8"): "float 4"}

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models.published.layout import SCALES, Group, Layout
 from jsg.models.published.record import Published, expression_of, read_rule, refuse_others, require_one_of
+from jsg.sources import Fields
 
 AWQ_LANES = (0, 4, 1, 5, 2, 6, 3, 7)
 """For each of eight outputs its place in a word, from the low end."""

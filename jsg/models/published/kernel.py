@@ -38,8 +38,9 @@ class Kept(NamedTuple):
         numbers: Bytes of one number or two.
         scale: [..., out, groups].
         zero: Likewise, or None.
-        factor: [..., out, 1], or None.
+        factor: [..., out, blocks], or None.
         order: [in], or None.
+        step: [..., out, blocks], or None.
     """
 
     numbers: np.ndarray
@@ -47,6 +48,7 @@ class Kept(NamedTuple):
     zero: np.ndarray | None = None
     factor: np.ndarray | None = None
     order: np.ndarray | None = None
+    step: np.ndarray | None = None
 
 
 class Kernel:
@@ -127,7 +129,7 @@ class Kernel:
         self._apply(np.multiply, restored, self._scale(lead, rows, columns), rows, columns)
         return np.ascontiguousarray(restored.swapaxes(-2, -1)) if layout.is_turned else restored
 
-    def kept(self, slices: tuple[slice, ...]) -> Kept:
+    def kept(self, slices: tuple[slice, ...], form: Form) -> Kept:
         """A slice of [..., out, in] in its few bits, if it has a form: of whole groups, of all if there is an order.
 
         A factor that divides scales is turned over, which may change a scale in its last bit.
@@ -135,6 +137,7 @@ class Kernel:
         Raises:
             ModelError: It is damaged.
         """
+        assert form == self.form, "what `kept_form` says"
         layout = self._layout
         *lead, rows, columns = (slice(*s.indices(n)[:2]) for s, n in zip(slices, layout.numbers.shape, strict=True))
         numbers = _numbers(layout.numbers, lead, rows, columns)

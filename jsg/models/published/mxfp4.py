@@ -1,8 +1,8 @@
 """Kernels of experts in MXFP4, as gpt-oss has them: e2m1 in groups of 32 inputs, whose scales are powers of two."""
 
-from jsg.fields import Fields
 from jsg.models.published.layout import Group, Layout
 from jsg.models.published.record import Published, read_rule, refuse_others
+from jsg.sources import Fields
 
 GROUP = 32
 

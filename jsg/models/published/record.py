@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ModelError
-from jsg.fields import MAX_INTEGER, Fields
 from jsg.kernels_pallas.form import Form
 from jsg.models.published.layout import Group, Layout
 from jsg.models.without_effect import refuse_unknown
+from jsg.sources import MAX_INTEGER, Fields
 
 COMMON = (".scale",)
 """Marks that tensors of other kinds have, too. They count if the kernel is there."""
@@ -37,7 +37,7 @@ Rule = Callable[[str], str | None]
 
 
 class KeptForm(NamedTuple):
-    """How a kernel can be kept in few bits. Those that make one parameter must be equal.
+    """How a kernel can be kept in few bits. Those that make one parameter are joined.
 
     Attributes:
         form: The form.
@@ -48,6 +48,13 @@ class KeptForm(NamedTuple):
     form: Form
     order: str
     is_turned: bool
+
+    def joined(self, other: "KeptForm") -> "KeptForm | None":
+        """How both kernels can be kept in one; None if they cannot."""
+        if self == other:
+            return self
+        form = self.form.joined(other.form)
+        return None if form is None or self[1:] != other[1:] else self._replace(form=form)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

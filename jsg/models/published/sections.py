@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jsg.fields import FieldError, Fields, read_json
 from jsg.models.published import compressed_tensors, fp8, integers, modelopt, mxfp4
 from jsg.models.published.record import Published, require_one_of
+from jsg.sources import FieldError, Fields, read_json
 
 METHODS: Mapping[str, Callable[[Fields], Published]] = {
     "awq": integers.read_awq,
