@@ -78,6 +78,13 @@ class EngineConfig:
         "products read them as they are.",
         ("none", "int8", "fp8", "int4"),
     )
+    fp8_products: str = _knob(
+        "auto",
+        "Whether the inputs of kernels in e4m3, by '--quantization fp8' or of the checkpoint, are rounded to e4m3 too, "
+        "each token by itself. 'auto' does so on cards that multiply e4m3: NVIDIA's of compute capability 8.9 or more. "
+        "'on' computes the same on a CPU, slowly, to measure what it changes. 'off' rounds weights only.",
+        ("auto", "on", "off"),
+    )
     kv_cache_dtype: str = _knob(
         "auto",
         "The number type of cached keys and values. 'auto' means the type of --dtype. The types of 8 bits save memory, "

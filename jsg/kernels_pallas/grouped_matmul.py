@@ -136,6 +136,7 @@ def takes_beside(
     """Whether `experts_beside` can do this: of few rows, kernels of their type, and a block as large as an expert."""
     plain = all(isinstance(each, jax.Array) and each.dtype == x.dtype for each in shared)
     alone = all(each.scale is None and each.bias is None for each in (*kernels, down))
+    alone = alone and all(isinstance(each.values, jax.Array) for each in (*kernels, down))
     if not (plain and alone and len(tokens) <= MOST_AT_ONCE):
         return False
     _, depth, width = kernels[0].values.shape

@@ -49,6 +49,20 @@ class Panels(NamedTuple):
         return str(self.values.dtype) if self.form is None else self.form.numbers
 
 
+class Fp8Kernel(NamedTuple):
+    """A kernel in e4m3 for products whose rows are rounded to e4m3 too. Its inputs are the last axis.
+
+    So the tensor cores read it: they want both sides of a product with what is summed side by side.
+
+    Attributes:
+        values: [*out, D], or those of several experts [E, F, D].
+        scale: [groups, *out], or [E, groups, F]: one for each group of consecutive inputs, or for all of them.
+    """
+
+    values: Float[Array, "*out D"]
+    scale: Float[Array, "*groups"]
+
+
 class PrefixGroups(NamedTuple):
     """Singles whose first tokens are in the same pages, cut into group tiles of at most `GROUP_TILE` members.
 
@@ -110,11 +124,11 @@ class GroupKernels(NamedTuple):
 
     Attributes:
         values: The kernels, or on a CPU those in few bits in panels.
-        scale: The factor of the sums of each column; None if the kernels are as long as the rows.
+        scale: The factor of the sums of each column; None if the kernels are as long as the rows, or have scales.
         bias: What is added to each column; None for nothing.
     """
 
-    values: Num[Array, "E D F"] | Panels
+    values: Num[Array, "E D F"] | Panels | Fp8Kernel
     scale: Float[Array, "E 1 F"] | None = None
     bias: Float[Array, "E F"] | None = None
 

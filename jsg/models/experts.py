@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.inputs import GroupKernels, SharedKernels
+from jsg.kernels_pallas.inputs import Fp8Kernel, GroupKernels, SharedKernels
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
@@ -190,6 +190,8 @@ def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "co
 def _of_groups(param: nnx.Param, bias: Float[Array, "E F"] | None, dtype: jax.typing.DTypeLike) -> GroupKernels:
     """The kernels of all experts. Those that have more than one scale for a column are restored in this type."""
     stored = param.get_value()
+    if isinstance(stored, Fp8Kernel):
+        return GroupKernels(stored, bias=bias)
     if isinstance(stored, Quantised) and not stored.form.scales_columns:
         stored = stored.restored(dtype)
     if isinstance(stored, Quantised):

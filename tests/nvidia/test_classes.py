@@ -398,7 +398,7 @@ def test_step_with_a_pool_of_8_bits(name: str):
 @pytest.mark.parametrize(("name", "quantization"), QUANTISED)
 def test_step_with_kernels_in_few_bits(name: str, quantization: str):
     """None is written anew in a longer type."""
-    options = (("quantization", quantization),)
+    options = (("quantization", quantization), ("fp8_products", "off"))
     of = llama(name, 2, options)
     program = of.programs.program(("forward", DECODE))
     check_forward(program, of)

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.inputs import PANEL_WIDTH, TOGETHER, Panels
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, TOGETHER, Fp8Kernel, Panels
 from jsg.models.in_place import empty
 from jsg.models.layers import Embedding
 
@@ -25,6 +25,8 @@ def lay_out(model: nnx.Module) -> None:
     for _, param in nnx.iter_graph(model):
         if isinstance(param, nnx.Param):
             value, is_kernel = param.get_value(), param.get_metadata("is_kernel")
+            if isinstance(value, Fp8Kernel):
+                continue
             if is_kernel or (isinstance(value, Quantised) and value.axis == 1):
                 param.set_value(
                     _laid_out(value, is_table=id(param) in tables, count=1 if is_kernel else len(value.values))

@@ -59,7 +59,10 @@ def notes_of(published: Published | None) -> tuple[str, ...]:
     """What is said of a model whose kernels are quantised so."""
     if published is None:
         return ()
-    return (f"the kernels are quantised ({published.title}); activations, keys and values are not rounded with them",)
+    return (
+        f"the kernels are quantised ({published.title}); how a checkpoint says that activations, keys and values are "
+        "rounded is not used",
+    )
 
 
 def _sections(directory: Path, halves: tuple[Fields, ...]) -> Iterator[tuple[str, str, Any]]:
