@@ -178,17 +178,14 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def _add_convert_command(commands: Any) -> None:
-    text = "write a model as an orbax checkpoint, with its weights in chunks for a number of devices"
+    text = "write a model with its weights in chunks for a number of devices, or with kernels in 8 or 4 bits"
     command = commands.add_parser("convert", help=text, description=text, allow_abbrev=False)
     command.add_argument("source", metavar="SRC", help="a model directory or a hub name, as --model-path takes it")
     command.add_argument("destination", metavar="DST", help="the model directory to make; it must not exist yet")
-    command.add_argument(
-        "--tp-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="the number of devices for which chunks are made; any other number can load them too (default: 1)",
-    )
+    rounding = "round kernels, and write safetensors in the form of compressed-tensors instead of orbax (default: none)"
+    command.add_argument("--quantization", choices=["none", "int8", "fp8", "int4"], default="none", help=rounding)
+    chunks = "the number of devices for which chunks are made; any other number can load them too (default: 1)"
+    command.add_argument("--tp-size", type=int, default=1, metavar="N", help=chunks)
     command.add_argument(
         "--load-format",
         choices=[name for name in LOAD_FORMATS if name != "dummy"],
@@ -536,7 +533,7 @@ def _convert(options: argparse.Namespace) -> int:
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, lambda number, _: sys.exit(128 + number))  # the bar gives the terminal back
     destination = pathlib.Path(options.destination)
-    form = {"tp_size": options.tp_size, "load_format": options.load_format}
+    form = {name: getattr(options, name) for name in ("quantization", "tp_size", "load_format")}
     config = EngineConfig(model_path=options.source, task="generate", **form)
     check_destination(destination)
     with ByteDisplay("convert") as display:

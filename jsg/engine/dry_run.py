@@ -129,9 +129,15 @@ class DryRun:
             ],
         }
 
+    @property
+    def _plain(self) -> str:
+        """How weights are without --quantization."""
+        is_kept = self.model is not None and self.model.names.kept
+        return "as in the checkpoint" if is_kept else f"in {self.dtype}"
+
     def _sizes(self) -> list[str]:
         weights = ", ".join(
-            f"{_size(size)} in {self.dtype if name == 'none' else name}" for name, size in self.weights.items()
+            f"{_size(size)} {self._plain if name == 'none' else f'in {name}'}" for name, size in self.weights.items()
         )
         whole = _size(self.request_bytes)
         lines = [
@@ -145,7 +151,7 @@ class DryRun:
 
     def _table(self, quantization: str) -> list[str]:
         """For each card and number of cards, the tokens of the KV pool, in brackets if they hold no whole request."""
-        kernels = f"weights in {self.dtype}" if quantization == "none" else f"--quantization {quantization}"
+        kernels = f"weights {self._plain}" if quantization == "none" else f"--quantization {quantization}"
         fits = [fit for fit in self.fits if fit.quantization == quantization]
         sizes = sorted({fit.tp_size for fit in fits})
         lines = [f"{kernels:<30}" + "".join(f"{f'--tp-size {size}':>14}" for size in sizes)]

@@ -219,8 +219,14 @@ class Checkpoint:
 
     def forms(self) -> dict[str, KeptForm]:
         """How kernels are kept in few bits, by name, of those that can be."""
-        in_few_bits = {name: tensor for name, (_, tensor) in self._stored.items() if isinstance(tensor, FewBits)}
-        return {name: form for name, tensor in in_few_bits.items() if (form := tensor.kept_form) is not None}
+        # `isinstance` of a protocol would take a second for the experts of a large model.
+        forms = {name: getattr(tensor, "kept_form", None) for name, (_, tensor) in self._stored.items()}
+        orders = {"": ""}  # programs depend on which kernels have one order, and not on the order
+        return {
+            name: form._replace(order=orders.setdefault(form.order, f"order {len(orders)}"))
+            for name, form in forms.items()
+            if form is not None
+        }
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""

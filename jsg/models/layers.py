@@ -122,7 +122,8 @@ class Linear(nnx.Module):
         origin = Origin(weights, join_axis + 1, transposed=True, split_axis=split_axis)
         self.is_split_input = split_axis == 0
         self.out_shape = out_shape
-        self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=0, is_kernel=True)
+        summed_axis = None if math.prod(out_shape) == 1 else 0  # a gate of one number is as small as a router's
+        self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=summed_axis, is_kernel=True)
         biases = side_by_side([f"{name}.bias" for name in names], out_dims, (), *each)
         bias_split = split_axis - 1 if split_axis else None  # with a split input each device would add it
         self.bias = parameter(out_shape, dtype, Origin(biases, join_axis, split_axis=bias_split)) if bias else None

@@ -114,7 +114,7 @@ def _read_dynamic(config: Fields) -> tuple[Callable[[str], Fields], Callable[[st
         changed = None if pattern.startswith("-:") else config.under(own or {})
         if changed is not None:
             require_one_of(changed, "bits", 4, 8)
-        rules.append((pattern, expression_of(re.sub(r"^[+-]:", "", pattern)), changed))
+        rules.append((pattern, expression_of(config, "dynamic", re.sub(r"^[+-]:", "", pattern)), changed))
 
     def first(module: str) -> tuple[str, Fields | None]:
         return next(((name, own) for name, expression, own in rules if expression.match(module)), ("", config))

@@ -23,8 +23,9 @@ _E4M3 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 _E2M1 = np.array(NUMBERS_OF_4_BITS["e2m1"], np.float32)
 ITEM_BYTES = {"F32": 4, "I32": 4, "I64": 8, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
-
-
+DROPPED_BITS = 19
+"""Lower bits of a float32 that scales have not where bfloat16 holds each number times its scale (`Form.is_exact`): five
+significant bits are left, and a number of 4 bits has at most three."""
 SCALE_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 """Types of scales → as `Form` names them. The others are powers of two."""
 KEPT_GROUPS = (16, 32, 64, 128)
@@ -96,6 +97,7 @@ class Kernel:
             has_zero=layout.zero is not None,
             has_factor=layout.factor is not None,
             has_order=self.order is not None,
+            is_exact=layout.is_exact,
         )
 
     @functools.cached_property
@@ -106,7 +108,9 @@ class Kernel:
             return None
         groups = layout.order.read((slice(None),)).astype(np.int64)
         count = layout.scale.shape[-1]
-        if (groups == -1).all() or np.array_equal(groups, np.arange(len(groups)) // layout.block[1]):
+        if (layout.may_be_unset and (groups == -1).all()) or np.array_equal(
+            groups, np.arange(len(groups)) // layout.block[1]
+        ):
             return None
         if groups.min() < 0 or groups.max() >= count:
             raise ModelError(
@@ -151,6 +155,11 @@ class Kernel:
             numbers, zero = (numbers ^ 128).view(np.int8), None if zero is None else (zero ^ 128).view(np.int8)
         self._scale(lead, rows, columns)  # for its checks
         scale, factor = self._of_rows(_plain(layout.scale, lead, *self._blocks(rows, columns)), rows), None
+        if layout.is_exact and (scale.view(np.uint32) % (1 << DROPPED_BITS)).any():
+            raise ModelError(
+                f"the scales of {self._name} must have five significant bits, as jsg convert writes them, but one has "
+                f"more; {DAMAGED}, or write another name into producer"
+            )
         if layout.factor is not None:
             number = np.float32(layout.factor.read(()))
             factor = np.full((*scale.shape[:-1], 1), 1 / number if layout.divides else number)

@@ -29,6 +29,8 @@ _MAKING = frozenset(
     "global_compression_ratio".split()
 )
 """Fields that say how a checkpoint was made, and how other programs compute with it."""
+MAX_REPEATS = 4
+"""The most repeats in an expression."""
 UNREAD = re.compile(r".*[._](input|activation|output|q|k|v|kv)_(global_)?(scale|zero_point)(_ub)?")
 """Names of tensors that say how activations and cached keys and values are rounded. jsg does not round them so."""
 
@@ -126,11 +128,11 @@ def read_rule(config: Fields, syntax: Literal["transformers", "modelopt", "compr
     exact, expressions = set[str](), dict[str, re.Pattern[str]]()
     for pattern in listed:
         if syntax == "compressed-tensors" and pattern.startswith("re:"):
-            expressions[pattern] = expression_of(pattern.removeprefix("re:"))
+            expressions[pattern] = expression_of(config, name, pattern.removeprefix("re:"))
         elif syntax == "modelopt" and re.search(r"[*?[]", pattern):
             expressions[pattern] = re.compile(fnmatch.translate(pattern))
         elif syntax == "transformers" and not re.fullmatch(r"[\w.-]+", pattern):
-            expressions[pattern] = expression_of(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))")
+            expressions[pattern] = expression_of(config, name, pattern, r"(?:%s)(?:(?<=\.)|(?=\.|$))")
         else:
             exact.add(pattern.rstrip("."))
     ends = tuple(listed) if syntax == "transformers" else ()
@@ -146,12 +148,23 @@ def read_rule(config: Fields, syntax: Literal["transformers", "modelopt", "compr
     return rule
 
 
-def expression_of(text: str) -> re.Pattern[str]:
-    """A regular expression of a file, or if it is none what is literally so."""
+def expression_of(config: Fields, name: str, text: str, frame: str = "%s") -> re.Pattern[str]:
+    """A regular expression of a field, or if it is none what is literally so, in a frame.
+
+    Python tries all ways in which repeats can share out a name. So a group is not repeated, for which they could be 2^n
+    of n characters, and there are few repeats.
+
+    Raises:
+        FieldError: The expression repeats more.
+    """
+    plain = re.sub(r"\\.|\[\^?\]?[^]]*\]", "x", text)  # a backslash and classes have characters that mean nothing
+    repeats = re.findall(r"(\)?)(?:[*+]|\{)", plain)
+    ok = len(repeats) <= MAX_REPEATS and not any(repeats)
+    config.require(ok, name, f"have expressions with at most {MAX_REPEATS} repeats, and none of a group", text)
     try:
-        return re.compile(text)
+        return re.compile(frame % text)
     except re.error:
-        return re.compile(re.escape(text))
+        return re.compile(frame % re.escape(text))
 
 
 def refuse_others(config: Fields, known: str, what: str) -> None:
