@@ -199,8 +199,7 @@ class Settings:
             sharding=sharding_of(self.mesh, HEADS_AXIS, 4),
         )
         place = functools.partial(sharding_of, self.mesh)
-        num_slots = self.max_running + 1 + plan.num_states
-        pool = pool._replace(states=make_states(model.state_shapes, num_slots, self.dtype, place))
+        pool = pool._replace(states=make_states(model.state_shapes, plan.num_slots, self.dtype, place))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:
             rows = jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype, device=whole)

@@ -134,10 +134,11 @@ def takes_beside(
     shared: SharedKernels,
 ) -> bool:
     """Whether `experts_beside` can do this: of few rows, kernels of their type, and a block as large as an expert."""
-    plain = all(isinstance(each, jax.Array) and each.dtype == x.dtype for each in shared)
-    alone = all(each.scale is None and each.bias is None for each in (*kernels, down))
-    alone = alone and all(isinstance(each.values, jax.Array) for each in (*kernels, down))
-    if not (plain and alone and len(tokens) <= MOST_AT_ONCE):
+    of_experts = *kernels, down
+    given = [*shared, *(each.values for each in of_experts)]
+    is_plain = all(isinstance(each, jax.Array) and each.dtype == x.dtype for each in given)
+    has_more = any(each.scale is not None or each.bias is not None for each in of_experts)
+    if has_more or not is_plain or len(tokens) > MOST_AT_ONCE:
         return False
     _, depth, width = kernels[0].values.shape
     return shared.opened.shape == (depth, len(kernels), width) and shared.down.shape == down.values.shape[1:]
