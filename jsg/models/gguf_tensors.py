@@ -70,16 +70,17 @@ class GgufTensor:
     def kept(self, slices: tuple[slice, ...], form: Form) -> Kept:
         """See `FewBits`. Raises ModelError if a scale is not finite."""
         assert self._block.split is not None, "a tensor with a form"
-        numbers, *beside = self._cut(self._block.split, slices)
-        scale, factor, minimum, step = (each if each is None else self._finite(each) for each in beside)
+        numbers, scale, *beside = self._cut(self._block.split, slices)
+        scale = self._finite(scale)
+        factor, minimum, step = (each if each is None else self._finite(each) for each in beside)
         if form.per_byte == 2:
             codes = numbers.astype(np.uint8) if form.numbers == "uint4" else (numbers + np.int8(8)).view(np.uint8)
             numbers = codes[..., ::2] | codes[..., 1::2] << 4
         if form.has_step and step is None:
             minimum, step = np.zeros_like(scale), np.zeros_like(factor)
         repeats = (FORMS[self._block.name].group or 1) // (form.group or 1)
-        scale, minimum = (each if each is None else each.repeat(repeats, -1) for each in (scale, minimum))
-        return Kept(numbers, scale, minimum, factor, step=step)
+        minimum = None if minimum is None else minimum.repeat(repeats, -1)
+        return Kept(numbers, scale.repeat(repeats, -1), minimum, factor, step=step)
 
     def _finite(self, made: np.ndarray) -> np.ndarray:
         """What was made with scales. A number times a scale that is not finite is not, even if it is zero."""
