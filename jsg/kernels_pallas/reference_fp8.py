@@ -4,7 +4,7 @@ Rows are rounded as they come: their scales are computed from the numbers of the
 activations are not used. A row is rounded by itself, so its result depends on no other row.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,12 @@ class Fp8Rows(NamedTuple):
     """Rows rounded to e4m3.
 
     Attributes:
-        values: The numbers.
-        scale: What they are multiplied with: one for each group of consecutive numbers of a row.
+        values: [R, D] The numbers.
+        scale: [R, groups] What they are multiplied with: one for each group of consecutive numbers of a row.
     """
 
-    values: Float[Array, "R D"]
-    scale: Float[Array, "R groups"]
+    values: Any
+    scale: Any
 
 
 def rounded(x: Float[Array, "R D"], groups: int) -> Fp8Rows:

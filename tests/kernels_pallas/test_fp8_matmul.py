@@ -80,7 +80,7 @@ def test_a_product_is_that_of_what_was_rounded(implementation: str, groups: int)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_each_expert_multiplies_its_own_rows(implementation: str, groups: int):
     """Rows behind the last group are not numbers, and change nothing."""
-    x, of, bias = rows(sum(SIZES) + 2), kernel(groups, len(SIZES)), np.float32(np.arange(len(SIZES)))[:, None]
+    x, of, bias = rows(sum(SIZES) + 2), kernel(groups, len(SIZES)), np.arange(len(SIZES), dtype=np.float32)[:, None]
     x[sum(SIZES) :] = np.nan
     bias = np.broadcast_to(bias, (len(SIZES), WIDTH)).astype(jnp.bfloat16)
     product = compiled("grouped_matmul", implementation, result="float32")

@@ -3,6 +3,7 @@
 import functools
 import pathlib
 
+import jax.numpy as jnp
 import pytest
 
 from bench.nvidia import programs
