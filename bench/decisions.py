@@ -21,8 +21,8 @@ from typing import Any
 
 import jsg as sgl
 from bench.report import ROOT, Report
-from jsg.lang.backend import Selection
-from jsg.lang.decisions import Decision
+from jsg.lang.words.backend import Selection
+from jsg.lang.words.decisions import Decision
 
 NUM_CHOICES = 4
 NUM_BINS = 10

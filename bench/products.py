@@ -16,6 +16,7 @@ from bench.report import Report
 from jsg.engine.device.panels import lay_out
 from jsg.kernels_pallas.few_bits import zeros
 from jsg.kernels_pallas.form import Form
+from jsg.models.gguf_tensors import FORMS as FORMS_OF_GGUF
 from jsg.models.layers import Linear, project
 from jsg.models.quantise import FORMS, quantise
 
@@ -33,7 +34,7 @@ STORED: dict[str, Form | None] = {
     "NVFP4": Form("e2m1", 16, "float8_e4m3fn", has_factor=True),
     "MXFP4": Form("e2m1", 32, "float8_e8m0fnu"),
     "FP8 in blocks": Form("e4m3", 128),
-    "Q8_0": Form("int8", 32, "float16"),
+    **{kind: FORMS_OF_GGUF[kind] for kind in ("Q8_0", "Q4_K", "Q5_K", "Q6_K")},
 }
 
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from bench.report import ROOT, Report
 from jsg.cache.pool import make_pool
+from jsg.engine.device import fp8_kernels
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.config import read_spec
@@ -39,21 +40,26 @@ class Setting:
     dtype: str = "float32"
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
+    fp8_products: str = "off"
 
     def __str__(self) -> str:
-        return f"{self.dtype}, weights {self.quantization}, KV {self.kv_cache_dtype}"
+        products = ", products in e4m3" if self.fp8_products == "on" else ""
+        return f"{self.dtype}, weights {self.quantization}{products}, KV {self.kv_cache_dtype}"
 
 
 SETTINGS = (
     Setting(dtype="bfloat16"),  # the default of accelerators, to compare the others with
     Setting(quantization="int8"),
     Setting(quantization="fp8"),
+    Setting(quantization="fp8", fp8_products="on"),
     Setting(quantization="int4"),
     Setting(kv_cache_dtype="fp8_e4m3"),
     Setting(kv_cache_dtype="fp8_e5m2"),
     Setting(dtype="bfloat16", quantization="int8"),
     Setting(dtype="bfloat16", quantization="int8", kv_cache_dtype="fp8_e4m3"),
     Setting(dtype="bfloat16", quantization="int4"),
+    Setting(dtype="bfloat16", quantization="fp8"),
+    Setting(dtype="bfloat16", quantization="fp8", fp8_products="on"),
 )
 
 
@@ -65,6 +71,8 @@ class Scorer:
         dtype = jnp.dtype(setting.dtype)
         kv_dtype = resolve_kv_dtype(setting.kv_cache_dtype, dtype)
         model = load_model(directory, config, dtype=dtype, quantization=setting.quantization)
+        if setting.fp8_products == "on":
+            fp8_kernels.lay_out(model)
         self.kv_bytes_per_token = config.kv_bytes_per_token(kv_dtype.itemsize)
         self._shape = (config.kv_shapes, NUM_TOKENS + 1, 1, kv_dtype)
         graph, self._weights = nnx.split(model)

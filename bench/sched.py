@@ -175,7 +175,7 @@ def time_reorder(report: Report, policy: str, num_samples: int) -> None:
     for _ in range(num_samples):
         pages = host.take_pages(len(shared))
         inserts.append(milliseconds(lambda pages=pages: host.cache.insert(shared, pages)))
-        orders.append(milliseconds(lambda: (waiting.begin_round(), waiting.first())))
+        orders.append(milliseconds(waiting.first))
         evictions.append(milliseconds(host.cache.reset))
     report.add(f"insert that {NUM_WAITING} watches see, {policy}", "ms", inserts)
     report.add(f"order of {NUM_WAITING} after it, {policy}", "ms", orders)

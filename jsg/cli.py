@@ -178,17 +178,14 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def _add_convert_command(commands: Any) -> None:
-    text = "write a model as an orbax checkpoint, with its weights in chunks for a number of devices"
+    text = "write a model with its weights in chunks for a number of devices, or with kernels in 8 or 4 bits"
     command = commands.add_parser("convert", help=text, description=text, allow_abbrev=False)
     command.add_argument("source", metavar="SRC", help="a model directory or a hub name, as --model-path takes it")
     command.add_argument("destination", metavar="DST", help="the model directory to make; it must not exist yet")
-    command.add_argument(
-        "--tp-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="the number of devices for which chunks are made; any other number can load them too (default: 1)",
-    )
+    rounding = "round kernels, and write safetensors in the form of compressed-tensors instead of orbax (default: none)"
+    command.add_argument("--quantization", choices=["none", "int8", "fp8", "int4"], default="none", help=rounding)
+    chunks = "the number of devices for which chunks are made; any other number can load them too (default: 1)"
+    command.add_argument("--tp-size", type=int, default=1, metavar="N", help=chunks)
     command.add_argument(
         "--load-format",
         choices=[name for name in LOAD_FORMATS if name != "dummy"],
@@ -368,9 +365,9 @@ def _check_prompt(config: EngineConfig, prompt: str, sampling: SamplingParams) -
     from jsg.engine.embedder import read_embedder
     from jsg.engine.find import find_model
     from jsg.models.config import read_spec
-    from jsg.processing.answer import Prompt
     from jsg.processing.tokenizer import load_tokenizer
     from jsg.sources import find_tokenizer
+    from jsg.speech.answers.answer import Prompt
 
     directory = find_model(config)
     model = read_spec(directory)
@@ -455,7 +452,7 @@ def _chat(config: EngineConfig) -> int:
     """Ctrl-C ends an answer, Ctrl-D the chat. The conversation keeps the part of an answer before Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # line editing and history for `input`
-    from jsg.server.chat_prompt import ChatPrompt
+    from jsg.speech.prompts.chat_prompt import ChatPrompt
 
     messages: list[dict[str, str]] = []
     with _running_engine(config) as engine:
@@ -536,7 +533,7 @@ def _convert(options: argparse.Namespace) -> int:
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, lambda number, _: sys.exit(128 + number))  # the bar gives the terminal back
     destination = pathlib.Path(options.destination)
-    form = {"tp_size": options.tp_size, "load_format": options.load_format}
+    form = {name: getattr(options, name) for name in ("quantization", "tp_size", "load_format")}
     config = EngineConfig(model_path=options.source, task="generate", **form)
     check_destination(destination)
     with ByteDisplay("convert") as display:

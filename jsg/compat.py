@@ -29,12 +29,12 @@ import httpx
 import jsg
 from jsg.errors import BackendError, ConfigError
 from jsg.free_ports import free_ports
-from jsg.lang.defaults import default_backend
 from jsg.lang.http.endpoint import RuntimeEndpoint
-from jsg.lang.media import image_of
-from jsg.lang.reading import is_in_notebook
+from jsg.lang.program.defaults import default_backend
+from jsg.lang.program.reading import is_in_notebook
+from jsg.lang.program.state import ProgramState
 from jsg.lang.remote.openai import OpenAI
-from jsg.lang.state import ProgramState
+from jsg.lang.words.media import image_of
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
 

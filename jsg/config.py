@@ -10,13 +10,19 @@ import types
 import typing
 from typing import Annotated, Any
 
-from jsg.dialects import PARSER_NAMES
 from jsg.errors import ConfigError
 
-POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
+POLICIES = ("lpm", "fcfs")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
 LOG_FORMATS = ("text", "json")
 LOG_FORMAT_HELP = "The form of each line on stderr: time, level, process and message as text, or as an object of JSON."
+TOOL_CALL_PARSERS = (
+    *("auto", "kimi_k2", "deepseek_v3", "deepseekv3", "deepseek_v31", "deepseekv31", "harmony", "gpt-oss", "openai"),
+    *("mistral_args", "mistral", "nemotron_json", "nemotron", "qwen3_coder", "qwen3_xml", "glm45", "glm", "glm47"),
+    *("minimax_m2", "minimax-m2", "minimax", "gemma4", "functiongemma", "lfm2", "pythonic", "llama4_pythonic"),
+    *("llama4", "hermes", "qwen25", "qwen", "llama3_json", "llama3", "llama4_json"),
+)
+"""The names of `jsg.speech.dialects` and their aliases."""
 _REASONING_PARSERS = (
     *("cohere-command-a", "deepseek-r1", "deepseek-v3", "ernie45", "gemma4", "glm45", "gpt-oss", "hunyuan"),
     *("kimi", "kimi-k2", "minimax", "minimax-append-think", "mistral", "nemotron", "olmo3", "qwen3"),
@@ -27,7 +33,7 @@ _REASONING_PARSERS = (
 REASONING_PARSERS = tuple(
     dict.fromkeys(("auto", "none", *_REASONING_PARSERS, *(name.replace("-", "_") for name in _REASONING_PARSERS)))
 )
-"""The names of `jsg.processing.thoughts` and their aliases, also as vLLM writes them."""
+"""The names of `jsg.speech.answers.thoughts` and their aliases, also as vLLM writes them."""
 COUNT = (1, 2**31 - 1)
 SECONDS = (0.001, 1e6)
 KEY_VARIABLES = {"api_key": "JSG_API_KEY", "admin_api_key": "JSG_ADMIN_API_KEY"}
@@ -71,6 +77,13 @@ class EngineConfig:
         "with 'int4' in 4 bits, with one scale for each 32 inputs of a channel. 'fp8' means the type e4m3. On a CPU "
         "products read them as they are.",
         ("none", "int8", "fp8", "int4"),
+    )
+    fp8_products: str = _knob(
+        "auto",
+        "Whether the inputs of kernels in e4m3, by '--quantization fp8' or of the checkpoint, are rounded to e4m3 too, "
+        "each token by itself. 'auto' does so on cards that multiply e4m3: NVIDIA's of compute capability 8.9 or more. "
+        "'on' computes the same on a CPU, slowly, to measure what it changes. 'off' rounds weights only.",
+        ("auto", "on", "off"),
     )
     kv_cache_dtype: str = _knob(
         "auto",
@@ -139,8 +152,7 @@ class EngineConfig:
     )
     schedule_policy: str = _knob(
         "lpm",
-        "The order of the waiting queue. 'lpm' takes the longest cached prefix first, 'dfs-weight' walks the tree of "
-        "cached prefixes depth first, 'fcfs' takes the first arrival first, and 'random' shuffles.",
+        "The order of the waiting queue. 'lpm' takes the longest cached prefix first, and 'fcfs' the first arrival.",
         POLICIES,
     )
     schedule_conservativeness: Annotated[float, (0.01, 100.0)] = _knob(
@@ -257,7 +269,7 @@ class ServerConfig:
     tool_call_parser: str = _knob(
         "auto",
         "The form in which the model writes calls of tools. 'auto' finds the form in the chat template.",
-        PARSER_NAMES,
+        TOOL_CALL_PARSERS,
     )
     reasoning_parser: str = _knob(
         "auto",

@@ -7,7 +7,7 @@ token of the prompt the row of the encoder's result that it takes.
 import dataclasses
 from typing import Any
 
-from jsg.checks import is_int, require
+from jsg.errors import is_int, require
 
 ndarray = Any
 """NumPy's type: to import NumPy takes longer than everything that a command line needs of this module."""

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
-from jsg.checks import are_token_ids, is_int, is_number, require, token_id, whole
+from jsg.errors import are_token_ids, is_int, is_number, require, token_id, whole
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, final, overload
 
-from jsg.checks import require
+from jsg.errors import require
 
 ndarray = Any
 """NumPy's type: to import NumPy takes longer than everything that a command line needs of this module."""

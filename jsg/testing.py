@@ -19,9 +19,9 @@ from jsg.constrained.report import check_text
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.stop_patterns import stop_patterns
 from jsg.errors import ScriptError
-from jsg.lang.backend import Piece, PromptItem, Selection, with_answers
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 from jsg.lang.tokens.session import sampling_of
+from jsg.lang.words.backend import Piece, PromptItem, Selection, with_answers
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 from jsg.processing.parts import file_size
 from jsg.processing.stop_strings import find_stops
 from jsg.types import GrammarSpec, SamplingParams

@@ -12,12 +12,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from jsg.checks import is_int, quote, require
-from jsg.errors import GrammarError, JsgError, RequestError
+from jsg.cache_report import CacheReport
+from jsg.errors import GrammarError, JsgError, RequestError, is_int, quote, require
 from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
 from jsg.prompt_ids import PromptIds
 from jsg.token_scores import TokenLogprob, TokenScores
+from jsg.waits import Waited, sum_of
 
 MAX_TOP_LOGPROBS = 128
 MAX_BRANCHES = 1024
@@ -267,6 +268,8 @@ class Request:
         namespace: Only requests of one namespace share cached prefixes (tenant, salt, adapter).
         priority: A larger value goes first in the waiting queue, as far as the bound on passing allows.
         return_cache_info: Report why the cached prefix ended where it did.
+        sees_all: The report on the cached prefix may say what other namespaces have.
+        return_waited: Report for what it waited, and for how long.
         hold: Generate nothing, but keep the prompt in the cache. One output without `finish` says that the prompt is
             cached. The request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
         position_jumps: Pairs of an index and a number. The positions of the token at the index, and of all tokens
@@ -298,6 +301,8 @@ class Request:
     namespace: str = ""
     priority: int = 0
     return_cache_info: bool = False
+    sees_all: bool = False
+    return_waited: bool = False
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
@@ -436,33 +441,6 @@ class FinishReason:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CacheReport:
-    """Why the cached prefix of a request ended where it did, at its first admission.
-
-    Attributes:
-        matched_tokens: How many prompt tokens were found in the cache.
-        matchable_tokens: How many prompt tokens may come from the cache. These are whole pages, without the last token,
-            which must run to give logits, and without tokens whose log-probabilities are asked for.
-        first_difference: Index of the first prompt token that is not cached; None if all matchable tokens are, or if
-            more are than can be used (`unusable_tokens`).
-        cached_continuations: At most 8 token ids that are cached at that index instead, in the same namespace.
-        evicted_at: When the continuation at that index was evicted, in seconds since the epoch; None if no such
-            eviction is remembered.
-        evicted_tokens: How many of its tokens were evicted together.
-        unusable_tokens: How many more tokens are cached than can be used, because layers with a window have forgotten
-            what is before them, or because no state was kept behind them that recurrent layers need.
-    """
-
-    matched_tokens: int
-    matchable_tokens: int
-    first_difference: int | None = None
-    cached_continuations: tuple[int, ...] = ()
-    evicted_at: float | None = None
-    evicted_tokens: int = 0
-    unusable_tokens: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintReport:
     """What a grammar did to the tokens of one output.
 
@@ -500,6 +478,7 @@ class RequestOutput:
         logprobs: One for each new token, if the request asked for them.
         prompt_logprobs: Set in the first output only, if the request asked for them.
         queue_s: Seconds from the arrival at the engine to the first admission.
+        waited: For how long the request has waited for what, if it has waited since the last output.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
         vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token behind
@@ -514,6 +493,7 @@ class RequestOutput:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: TokenScores | None = None
     queue_s: float = 0.0
+    waited: Waited | None = None
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None
     vector: bytes | None = None
@@ -531,6 +511,7 @@ class RequestOutput:
             logprobs=tuple(itertools.chain.from_iterable(output.logprobs for output in outputs)),
             prompt_logprobs=next((o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None), None),
             queue_s=max(output.queue_s for output in outputs),
+            waited=sum_of(output.waited for output in outputs),
             cache_report=next((o.cache_report for o in outputs if o.cache_report is not None), None),
             constraint=ConstraintReport.join(reports) if reports else None,
             vector=next((o.vector for o in outputs if o.vector is not None), None),

@@ -25,8 +25,8 @@ def error_of(make: Any) -> str | None:
 
 def in_language() -> dict[str, Any]:
     from jsg.lang.graphs.codec import sampling_from_dict, sampling_to_dict
-    from jsg.lang.primitives import sampling_args
-    from jsg.lang.run_args import take_run_args
+    from jsg.lang.program.primitives import sampling_args
+    from jsg.lang.program.run_args import take_run_args
     from jsg.lang.tokens.session import sampling_of
 
     args = sampling_args(**{NAME: 2})
@@ -42,7 +42,7 @@ def in_language() -> dict[str, Any]:
 
 
 def to_others() -> dict[str, Any]:
-    from jsg.lang.primitives import sampling_args
+    from jsg.lang.program.primitives import sampling_args
     from jsg.lang.remote.ahead import could_be_shared
     from jsg.lang.remote.anthropic_wire import MessagesApi
     from jsg.lang.remote.arguments import Unsupported, normalised, request_fields

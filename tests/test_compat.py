@@ -49,12 +49,12 @@ def test_a_backend_is_chosen_by_its_name(monkeypatch: pytest.MonkeyPatch):
     args = argparse.Namespace(backend="srt", host="http://127.0.0.1", port=1)
     with compat.select_sglang_backend(args) as endpoint:
         assert endpoint.base_url == "http://127.0.0.1:1"
-        monkeypatch.setattr("jsg.lang.defaults._default", endpoint)
+        monkeypatch.setattr("jsg.lang.program.defaults._default", endpoint)
         assert compat.global_config.default_backend is endpoint
     with sgl.OpenAI("m", base_url="http://127.0.0.1:1/v1") as remote:
         sgl.set_default_backend(remote)
         assert compat.global_config.default_backend.model_info == {"model_path": "m"}
-    monkeypatch.setattr("jsg.lang.defaults._default", None)
+    monkeypatch.setattr("jsg.lang.program.defaults._default", None)
     with pytest.raises(ConfigError, match="a program needs a backend"):
         _ = compat.global_config.default_backend
     with pytest.raises(AttributeError):

@@ -10,23 +10,31 @@ import pytest
 
 import jsg
 from jsg.lang import function
-from jsg.lang.run_args import RunArgs
+from jsg.lang.program.run_args import RunArgs
 from tests.lang.fake_server import LAST, Reply, answer, fake_server
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "jsg"
 
-HOST_PACKAGES = ("cache", "lang", "sched", "constrained", "processing", "server", "engine/child", "engine/front")
+HOST_PACKAGES = (
+    "cache",
+    "lang",
+    "sched",
+    "constrained",
+    "processing",
+    "speech",
+    "server",
+    "engine/child",
+    "engine/front",
+)
 HOST_MODULES = (
     "jsg",
     "jsg.errors",
     "jsg.extras",
     "jsg.types",
-    "jsg.checks",
-    "jsg.fields",
+    "jsg.sources",
     "jsg.parameters",
     "jsg.config",
-    "jsg.sources",
     "jsg.option_sources",
     "jsg.cli",
     "jsg.compat",

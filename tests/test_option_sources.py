@@ -94,7 +94,7 @@ class TestValues:
         ("queue-timeout: nan", "queue-timeout must be in [0.001, 1000000.0], but got nan"),
         ("port: null", "port must be a whole number, but got null"),
         ("port:", "port must be a whole number, but got null"),
-        ("schedule-policy: sjf", "line 1: schedule-policy must be one of lpm, dfs-weight, fcfs, random, but got 'sjf'"),
+        ("schedule-policy: sjf", "line 1: schedule-policy must be one of lpm, fcfs, but got 'sjf'"),
         ("host: null", "host must be a text, but got null"),
         ("host: {a: 1}", "host must be a text, but got a mapping"),
         ("host: !!binary aGVsbG8=", "host must be a text, but got a value with a tag"),

@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 import pytest
 
-from jsg.lang.ir import SamplingArgs
-from jsg.lang.primitives import gen, gen_int, gen_string
-from jsg.lang.run_args import RunArgs
+from jsg.lang.program.primitives import gen, gen_int, gen_string
+from jsg.lang.program.run_args import RunArgs
+from jsg.lang.words.ir import SamplingArgs
 from jsg.parameters import (
     PARAMETERS,
     Flag,

@@ -195,7 +195,7 @@ SHOWS_THE_TIME = {
     "jsg/server/native/radix.py": "they are shown the time of each event",
     "jsg/cache/radix.py": "it gives the log of evictions its clock",
     "jsg/lang/remote/retry.py": "a server may ask to wait until a date, and may not say what time it is",
-    "jsg/processing/template_sandbox.py": "templates write the date into prompts",
+    "jsg/speech/prompts/template_sandbox.py": "templates write the date into prompts",
     "jsg/server/front.py": "OpenAI's `created` of the model",
     "jsg/server/openai/common.py": "OpenAI's `created` of an answer",
     "jsg/server/openai/responses.py": "OpenAI's `created_at`",

@@ -9,7 +9,7 @@ import pytest
 import jsg as sgl
 from jsg import testing
 from jsg.errors import BackendError, ScriptError
-from jsg.lang.backend import Piece
+from jsg.lang.words.backend import Piece
 from jsg.testing import ScriptedBackend
 
 

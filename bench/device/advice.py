@@ -336,7 +336,8 @@ def _types(run: Run, figures: Figures) -> Iterator[Advice]:
     """For each short type, up to how many rows its products are faster."""
     by_type: dict[str, dict[int, Figure]] = collections.defaultdict(dict)
     for figure in figures.all(kind="quantised"):
-        by_type[figure.facts["quantization"]][figure.facts["rows"]] = figure
+        name = figure.facts["quantization"] + (" (rows in e4m3 too)" if figure.facts.get("rounds_rows") else "")
+        by_type[name][figure.facts["rows"]] = figure
     plain = by_type.pop("none", {})
     for name, sides in by_type.items():
         gains = {rows: plain[rows].smallest / figure.smallest for rows, figure in sides.items() if rows in plain}

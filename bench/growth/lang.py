@@ -7,12 +7,12 @@ import jsg as sgl
 from bench.growth.curve import Calls, Curve
 from bench.lang.null_backend import NullBackend
 from jsg.constrained.stop_patterns import stop_patterns
-from jsg.dialects import DIALECTS
-from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import load_tokenizer
-from jsg.processing.tool_calls import ToolCallParser
 from jsg.prompt_ids import PromptIds
 from jsg.sources import resolve_model
+from jsg.speech.answers.answer import Answer
+from jsg.speech.answers.tool_calls import ToolCallParser
+from jsg.speech.dialects import DIALECTS
 from jsg.types import Request, RequestOutput, SamplingParams
 
 TOKENS = (4000, 16_000, 64_000, 256_000)

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from jsg.lang.backend import Piece, PromptItem, Selection
-from jsg.lang.ir import Gen, Select, Text
+from jsg.lang.words.backend import Piece, PromptItem, Selection
+from jsg.lang.words.ir import Gen, Select, Text
 
 ANSWER = "answer"
 META = {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0, "finish_reason": {"type": "stop"}}

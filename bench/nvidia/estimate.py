@@ -18,7 +18,7 @@ from flax import nnx
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B, QWEN3_5_9B, QWEN3_5_35B_A3B
 from bench.nvidia import programs
 from bench.nvidia.rates import STEP_S, attention_seconds, seconds, speed_of
-from bench.nvidia.work import Kind, Work, works
+from bench.nvidia.work import Work, works
 from bench.roofline import Cost, step_cost
 from bench.shapes import LLAMA_8B
 from bench.tp.compiled import collectives
@@ -140,7 +140,7 @@ class Estimate:
 
         def moved(compiled: Compiled) -> float:
             read = self._experts(load).num_read
-            shares = ((work, read / work.kernel[0] if work.kind is Kind.EXPERTS else 1) for work in compiled.works)
+            shares = ((work, read / work.kernel[0] if work.kind.has_experts else 1) for work in compiled.works)
             return sum(work.other_bytes + share * work.kernel_bytes for work, share in shares)
 
         cost = self._cost(load, ITEM_BYTES)

@@ -24,7 +24,7 @@ from bench.nvidia.estimate import MODELS, Estimate, Load
 from bench.nvidia.rates import NVLINK_BYTES_PER_S
 from bench.report import Figure, describe_run, table
 from jsg.engine.device.cards import NAMES, card
-from jsg.engine.device.devices import FP8_KERNEL_CAPABILITY
+from jsg.engine.device.devices import E4M3_CAPABILITY
 from jsg.sched.buckets import BucketKey
 
 ASSUMPTIONS = """\
@@ -34,8 +34,10 @@ Every time is modelled. An H200, and an H100 with 20 layers, were measured with 
   (8.0, 8.6 and 8.9, 9.0, 10.0, 12.0); further layers are like the second of their kind.
 - Every card reaches the H200's shares of its published bandwidth and peak, and its launches start as fast
   (`bench/nvidia/rates.py`). Low power limits, such as the L4's, and other clocks are not modelled.
-- Kernels in 8 bits: the H200's shares, measured for feed-forward blocks and experts alone; int8 and fp8 are alike. On
-  other classes XLA's code for them was compiled, not run. Below 9.0 jsg refuses fp8.
+- Kernels in int8, with rows in bfloat16: the H200's shares, measured for feed-forward blocks and experts alone; fp8
+  with `--fp8-products off` is alike. On other classes XLA's code for them was compiled, not run.
+- fp8: rows are rounded to e4m3 too. Products have the shares that jsg's kernel for experts reached in bfloat16, of
+  twice the peak, and one kernel up to 256 rows 0.45 of it. They were measured nowhere.
 - Kernels in 4 bits, of models without experts: the shares of 8 bits. They were measured nowhere.
 - KV in 8 bits is read at the same share of the bandwidth as bfloat16. This was measured nowhere.
 - States of linear attention are read and written at the share of keys, and products of tiles of prompts have the share
@@ -48,8 +50,8 @@ Every time is modelled. An H200, and an H100 with 20 layers, were measured with 
 - Memory: 85 % of the card less 2 %, less weights and 1.5 GB. "-" is a batch that does not fit.
 - A served load: at most 256 requests at half of their answers, each prompt computed once, no waiting and no host.
 """
-QUANTIZATIONS = {"bfloat16": "none", "int8": "int8"}
-"""The numbers of the weights → `--quantization`. In fp8 launches, bytes and shares are those of int8."""
+QUANTIZATIONS = {"bfloat16": "none", "int8": "int8", "fp8": "fp8"}
+"""The numbers of the weights → `--quantization`. In fp8 rows are rounded too, where the card multiplies e4m3."""
 IN_4_BITS = {"int4": "int4"}
 """The same of models without experts, whose kernels each step restores. No published figure is compared with them."""
 KV_BYTES = {"bfloat16": 2, "8-bit": 1}
@@ -150,13 +152,18 @@ def rows(names: list[str], models: list[str]) -> Iterator[Row | str]:
                 continue
             is_dense = not {"num_local_experts", "num_experts"} & set(MODELS[model].get("text_config", MODELS[model]))
             for numbers, quantization in (QUANTIZATIONS | (IN_4_BITS if is_dense else {})).items():
+                if not takes(name, quantization):
+                    continue
                 count = fewest_devices(name, model, quantization)
-                has_fp8 = quantization == "int8" and card(name).capability >= FP8_KERNEL_CAPABILITY
-                numbers = f"{numbers}, fp8" if has_fp8 else numbers
                 if count is None:
                     yield f"| {name} | {model} | {numbers} | does not fit | | | |"
                 else:
                     yield _row(Estimate(name, model, quantization, count), numbers)
+
+
+def takes(name: str, quantization: str) -> bool:
+    """Whether a card takes kernels in this form. Of those that do not multiply e4m3, fp8 is not modelled."""
+    return quantization != "fp8" or card(name).capability >= E4M3_CAPABILITY
 
 
 def _row(estimate: Estimate, numbers: str) -> Row:
@@ -238,7 +245,7 @@ def _best(figure: dict[str, Any]) -> tuple[str, float | None]:
         )
         for numbers, quantization in QUANTIZATIONS.items()
         for kv, num_bytes in KV_BYTES.items()
-        if not is_long or (quantization == "none" and num_bytes == 2)
+        if takes(figure["card"], quantization) and (not is_long or (quantization == "none" and num_bytes == 2))
     }
     best = max(choices, key=lambda each: choices[each])
     return (best, choices[best]) if choices[best] else ("does not fit", None)

@@ -17,7 +17,10 @@ from bench.nvidia import compiler
 from bench.nvidia.compiler import Program
 from jsg.cache.pool import make_pool, make_states
 from jsg.config import EngineConfig
+from jsg.engine.device import fp8_kernels
+from jsg.engine.device.cards import card as card_of
 from jsg.engine.device.cards import mesh_of
+from jsg.engine.device.devices import multiplies_e4m3
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
 from jsg.engine.device.memory import vision_shape
 from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
@@ -118,6 +121,7 @@ def make_model(
     page_size: int = 1,
     kv_dtype: jax.typing.DTypeLike = jnp.bfloat16,
     quantization: str = "none",
+    fp8_products: str = "auto",
     options_of: str | None = None,
     num_devices: int = 1,
     num_groups: int = 1,
@@ -134,6 +138,7 @@ def make_model(
         page_size: KV slots in one page.
         kv_dtype: Type of the KV pool.
         quantization: Quantization of its kernels.
+        fp8_products: See `EngineConfig`.
         options_of: The quantization for which XLA's options are, if it differs.
         num_devices: The number of cards that share the model.
         num_groups: The number of groups of cards that each have their own experts.
@@ -166,13 +171,18 @@ def make_model(
         return make_state(settings, pool._replace(states=states), rows)
 
     state = jax.eval_shape(begin, rows)
-    options_of = quantization if options_of is None else options_of
+    device = card_of(card).device(num_devices, "it is compiled for")
+    rounds_rows = quantization == "fp8" and multiplies_e4m3(device, fp8_products)
+    options_of = ("none" if rounds_rows else quantization) if options_of is None else options_of
     programs = CardExecutables(card, config.hidden_size, options_of, num_devices, num_groups)
     axes = [[shape.heads_axis + 1 for shape in shapes] for shapes in config.state_shapes]
     state = over_devices(state, programs.mesh, axes)
     model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
-    Programs(model, settings, state, buckets, programs).declare()
     is_seeing = isinstance(model, Llava)
+    kernels = _kernels(cast(nnx.Module, model.text) if is_seeing else model)
+    if rounds_rows:
+        fp8_kernels.lay_out(model)
+    Programs(model, settings, state, buckets, programs).declare()
     donated = jax.tree.leaves((state.pool, state.page_table))
     return Model(
         config=config,
@@ -180,7 +190,7 @@ def make_model(
         state_elements=frozenset(array.size for array in jax.tree.leaves(state.pool.states)),
         donated_bytes=sum(array.size * array.dtype.itemsize for array in donated),
         vision=rows,
-        kernels=_kernels(cast(nnx.Module, model.text) if is_seeing else model),
+        kernels=kernels,
         tower_kernels=_kernels(model.vision) if is_seeing else frozenset(),
         programs=programs,
     )

@@ -51,17 +51,23 @@ SHARES = {
     (Kind.PRODUCT, False): (Share(256, 0.92, 0.70), Share(math.inf, 0.92, 0.73)),
     (Kind.PRODUCT, True): (Share(8, 0.63, 0.45), Share(256, 0.57, 0.45), Share(math.inf, 0.57, 0.59)),
     (Kind.PRODUCT_OF_4_BITS, False): (Share(math.inf, 0.48, 0.45),),
+    (Kind.PRODUCT_OF_E4M3, True): (Share(64, 0.83, 0.45), Share(256, 0.70, 0.45), Share(math.inf, 0.70, 0.54)),
+    (Kind.EXPERTS_OF_E4M3, True): (Share(32, 0.83, 0.25), Share(256, 0.70, 0.25), Share(math.inf, 0.70, 0.54)),
     (Kind.EXPERTS, False): (Share(32, 0.83, 0.25), Share(256, 0.70, 0.25), Share(math.inf, 0.70, 0.54)),
     (Kind.EXPERTS, True): (Share(32, 0.43, 0.20), Share(256, 0.29, 0.20), Share(math.inf, 0.29, 0.38)),
 }
 """By kind, and whether the kernel is in 8 bits. Then the card reads half of the bytes but converts each number, so it
 reaches a smaller share. Those of products are such that they are to bfloat16 as in the run that measured both: 1.15 to
 1.3 times as fast for up to 32 rows, and 1.5 times slower at 256. Int8 and fp8 differed by 5 % and have one share.
-
 Products of 4 bits were measured nowhere. What they reach is that of experts in 8 bits, jsg's own kernel too, by
 instructions for a number as counted in the machine code of its loop for an H200. For few rows it has 3.6 and that of
 experts 7.2, so it restores twice as many numbers, of 0.56 bytes and not 1, while those read 0.43 of the bandwidth. For
-many rows it has 4.5, between experts in 8 bits with 7.6, at 0.38 of the peak, and in bfloat16 with 1.8, at 0.54."""
+many rows it has 4.5, between experts in 8 bits with 7.6, at 0.38 of the peak, and in bfloat16 with 1.8, at 0.54.
+Products of e4m3 with e4m3 convert nothing and are built as those of experts, so they have the shares of these in
+bfloat16, of twice the peak. One kernel has the 0.45 that XLA's own Triton products of up to 256 rows reached. Nothing
+of it was measured."""
+E4M3_TIMES = 2
+"""How many times the peak of bfloat16 that of e4m3 is, as published for every card that has it."""
 ATTENTION = Share(math.inf, 0.88, 0.27)
 """Reading the KV pool in decoding, and the products of a prompt; keys in 8 bits were not measured, and are taken to be
 read with the same share."""
@@ -69,7 +75,9 @@ OTHER_BANDWIDTH = 0.83
 START_S = {
     Kind.PRODUCT: 3.5e-6,
     Kind.PRODUCT_OF_4_BITS: 3.5e-6,
+    Kind.PRODUCT_OF_E4M3: 3.5e-6,
     Kind.EXPERTS: 4e-6,
+    Kind.EXPERTS_OF_E4M3: 4e-6,
     Kind.ATTENTION: 11e-6,
     Kind.OTHER: 1.7e-6,
 }
@@ -117,12 +125,13 @@ def seconds(work: Work, tokens: int, speed: Speed, *, experts_read: float = 0, c
         return start + work.other_bytes / (OTHER_BANDWIDTH * speed.bytes_per_s)
     share = next(each for each in SHARES[work.kind, work.is_in_8_bits] if tokens <= each.tokens)
     elements, num_bytes, rows = math.prod(work.kernel), float(work.kernel_bytes), float(tokens)
-    if work.kind is Kind.EXPERTS:
+    if work.kind.has_experts:
         elements //= work.kernel[0]
         num_bytes *= experts_read / work.kernel[0]
         rows = copies
     moved = (num_bytes + work.other_bytes) / (share.bandwidth * speed.bytes_per_s)
-    return start + max(moved, 2 * elements * rows / (share.peak * speed.flops_per_s))
+    peak = speed.flops_per_s * (E4M3_TIMES if work.kind.is_in_e4m3 else 1)
+    return start + max(moved, 2 * elements * rows / (share.peak * peak))
 
 
 def attention_seconds(kv_bytes: float, flops: float, speed: Speed) -> float:

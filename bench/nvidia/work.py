@@ -23,14 +23,27 @@ ATTENTION_KERNELS = ("_decode_kernel", "_prefix_kernel", "ragged_paged_attention
 """Those that read the pool. Linear attention reads and writes states, which may take as long as many keys."""
 EXPERT_KERNEL = "grouped_matmul_kernel"
 KERNEL_OF_4_BITS = "few_bits_matmul_kernel"
+KERNEL_OF_E4M3 = "fp8_matmul_kernel"
 
 
 class Kind(enum.StrEnum):
     """What decides how fast a launch can be."""
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether its kernels are those of experts."""
+        return self in (Kind.EXPERTS, Kind.EXPERTS_OF_E4M3)
+
+    @property
+    def is_in_e4m3(self) -> bool:
+        """Whether rows and kernels are in e4m3, for which cards have twice the peak."""
+        return self in (Kind.PRODUCT_OF_E4M3, Kind.EXPERTS_OF_E4M3)
+
     PRODUCT = "product"
     PRODUCT_OF_4_BITS = "product of 4 bits"
+    PRODUCT_OF_E4M3 = "product of e4m3 with e4m3"
     EXPERTS = "experts"
+    EXPERTS_OF_E4M3 = "experts of e4m3 with e4m3"
     ATTENTION = "attention"
     OTHER = "other"
 
@@ -121,6 +134,8 @@ def _kind(kernel: str, *, is_product: bool) -> Kind:
         return Kind.ATTENTION
     if kernel.startswith(EXPERT_KERNEL):
         return Kind.EXPERTS
+    if kernel.startswith(KERNEL_OF_E4M3):
+        return Kind.EXPERTS_OF_E4M3  # or the product of one kernel, by its shape
     if kernel.startswith(KERNEL_OF_4_BITS):
         return Kind.PRODUCT_OF_4_BITS
     return Kind.PRODUCT if is_product else Kind.OTHER
@@ -134,10 +149,12 @@ def _work(
         of_kernel, others = (sum(each.num_bytes for each in arrays) for arrays in (weights, [*inputs, *results]))
         return Work(kind, (2 * pairs, width), of_kernel, others)
     kernel = None
-    if kind in (Kind.PRODUCT, Kind.EXPERTS):
+    if kind is Kind.PRODUCT or kind.has_experts or kind.is_in_e4m3:
         # A kernel that another launch has converted is no weight any more; cuBLAS is given it second.
         kernel = max(weights, key=lambda each: math.prod(each.shape)) if weights else inputs[1]
-        if kind is Kind.EXPERTS and weights:  # gates and what they let through are one kernel with the columns of both
+        if kind.is_in_e4m3 and kernel.shape[0] == 1:
+            kind = Kind.PRODUCT_OF_E4M3
+        if kind.has_experts and weights:  # gates and what they let through are one kernel with the columns of both
             alike, weights = weights.count(kernel), [each for each in weights if each != kernel]
             kernel = kernel.repeated(alike)
     if kind is Kind.ATTENTION:
@@ -146,7 +163,10 @@ def _work(
     weights = [each for each in weights if each is not kernel and math.prod(each.shape) not in pools]
     in_place = {each.shape for each in weights}
     made = sum(each.num_bytes for each in results if each.shape not in in_place and math.prod(each.shape) not in pools)
-    other = made + sum(each.num_bytes for each in rest) + sum(min(each.num_bytes, made) for each in weights)
+    # Beside those of experts a launch may read the whole kernels of a block that all tokens use.
+    least = [each.num_bytes if kind is Kind.EXPERTS and len(each.shape) > 1 else made for each in weights]
+    other = made + sum(each.num_bytes for each in rest)
+    other += sum(min(each.num_bytes, most) for each, most in zip(weights, least, strict=True))
     return Work(kind, kernel.shape if kernel else (), kernel.num_bytes if kernel else 0, other)
 
 

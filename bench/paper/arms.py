@@ -41,7 +41,6 @@ ARMS: Mapping[str, Arm] = {
     "no-cache": Arm(title="no cache of prefixes", options=("--disable-radix-cache",), ways=Ways(hints_forks=False)),
     "blocks": Arm(title="prefixes of whole blocks of 16 only", options=("--page-size", "16")),
     "fcfs": Arm(title="first come, first served", options=("--schedule-policy", "fcfs")),
-    "random": Arm(title="in random order", options=("--schedule-policy", "random")),
     "one-by-one": Arm(title="calls of a program one by one", ways=Ways(one_by_one=True), is_for="branches"),
     "no-hint": Arm(title="forks give no hint", ways=Ways(hints_forks=False), is_for="branches"),
     "no-jump": Arm(title="no jump-forward", options=("--jump-forward", "off"), is_for="forms"),

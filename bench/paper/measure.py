@@ -13,9 +13,9 @@ import jsg
 from bench.paper.recorded import TIMEOUT_S, NotedBackend, RecordedBackend, Ways
 from bench.paper.sequences import Sequences
 from bench.paper.workload import Need, Workload
-from jsg.lang.backend import Backend
+from jsg.lang.program.state import ProgramState
 from jsg.lang.remote.dialects import Dialect
-from jsg.lang.state import ProgramState
+from jsg.lang.words.backend import Backend
 
 COUNTERS = ("prompt_tokens", "cached_tokens", "num_steps")
 """What a jsg server has counted since its start. They know also what a fork asked for."""

@@ -29,7 +29,7 @@ from bench.paper.workload import Need
 from bench.peers import machine
 from bench.peers.engines import Setting
 from bench.report import ROOT, Report
-from jsg.lang.state import ProgramState
+from jsg.lang.program.state import ProgramState
 
 PICTURE_SIDE = 60
 ENDS = ("\n", ".", '"')

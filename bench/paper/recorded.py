@@ -14,15 +14,15 @@ from typing import Any, cast
 
 from bench.paper.sequences import Sequences
 from jsg.errors import UnsupportedError
-from jsg.lang.backend import Backend, BatchSession, Piece, PromptItem, Selection, Session
 from jsg.lang.http.client import HttpClient
 from jsg.lang.http.endpoint import MAX_RETRIES, RuntimeEndpoint
 from jsg.lang.http.model import HttpModel
-from jsg.lang.ir import Gen, Select, Text
 from jsg.lang.tokens.model import Hold, ScoredChoices, TokenCall, TokenDelta, TokenModel
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.backend import Backend, BatchSession, Piece, PromptItem, Selection, Session
+from jsg.lang.words.ir import Gen, Select, Text
 from jsg.processing.parts import Part
-from jsg.processing.turns import ChatTurns
+from jsg.speech.prompts.turns import ChatTurns
 
 TIMEOUT_S = 3600.0
 
@@ -76,7 +76,7 @@ class Ways:
 
 
 class RecordedBackend:
-    """A `jsg.lang.backend.Backend`.
+    """A `jsg.lang.words.backend.Backend`.
 
     Attributes:
         calls: The calls so far.

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jsg.errors import ModelError
-from jsg.fields import Fields
 from jsg.models.published.sections import read_published
 from jsg.models.registry import FAMILIES, WRAPPERS
+from jsg.sources import Fields
 
 QUANTISED = pathlib.Path(__file__).parents[2] / "tests" / "models" / "data" / "quantised.json"
 """`quantization_config` of published checkpoints, or `hf_quant_config.json`, as remembered: nobody saw the files."""

@@ -9,6 +9,7 @@ from jsg.server.telemetry.engine_stats import ALL_SERIES
 from jsg.server.telemetry.metrics import Metrics
 from jsg.server.telemetry.request_log import LogLine
 from jsg.server.telemetry.series import Series
+from jsg.waits import WHY, WaitReason
 
 
 def metrics() -> str:
@@ -42,4 +43,10 @@ def log_fields() -> str:
     return "\n".join(["| field | |", "|---|---|", *rows])
 
 
-TABLES: dict[str, Callable[[], str]] = {"metrics": metrics, "aliases": aliases, "log": log_fields}
+def waits() -> str:
+    """One row for each thing that a request may wait for."""
+    rows = [f"| `{reason.value}` | {WHY[reason]} |" for reason in WaitReason]
+    return "\n".join(["| reason | |", "|---|---|", *rows])
+
+
+TABLES: dict[str, Callable[[], str]] = {"waits": waits, "metrics": metrics, "aliases": aliases, "log": log_fields}

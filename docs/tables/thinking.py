@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from jsg.dialects import DIALECTS, Dialect, Slot
-from jsg.processing.thoughts import ALIASES, MARKERS
+from jsg.speech.answers.thoughts import ALIASES, MARKERS
+from jsg.speech.dialects import DIALECTS, Dialect, Slot
 
 SHOWN = {Slot.NAME: "NAME", Slot.NUMBER: "0", Slot.ARGUMENTS: "{…}", Slot.MARKED_ID: ""}
 

@@ -1,4 +1,4 @@
-"""What was evicted lately, and when. The log explains misses; no decision depends on it."""
+"""What was evicted lately, when and for what. The log explains misses; no decision depends on it."""
 
 import dataclasses
 import hashlib
@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from jsg.cache.node import Node, Root
+from jsg.cache_report import EvictionCause
 
 CAPACITY = 4096
 """The leaves that are remembered. A thousand of them take a quarter of a megabyte."""
@@ -22,10 +23,18 @@ class Eviction:
     Attributes:
         at_s: The time of the eviction, in seconds since the epoch.
         num_tokens: How many tokens its edge had.
+        cause: For what it was evicted.
+        namespace: For a request of which namespace; None if it was for no single request.
     """
 
     at_s: float
     num_tokens: int
+    cause: EvictionCause = EvictionCause.PROMPT
+    namespace: str | None = None
+
+    def is_for(self, namespace: str) -> bool | None:
+        """Whether that was one of this namespace, or of what follows joined branches in it; None if it is not known."""
+        return None if self.namespace is None else f"{namespace}/".startswith(f"{self.namespace}/")
 
 
 class EvictionLog:
@@ -52,7 +61,9 @@ class EvictionLog:
         self._entries: OrderedDict[bytes, Eviction] = OrderedDict()
         self._states: OrderedDict[int, hashlib.blake2b] = OrderedDict()
 
-    def record(self, leaves: Sequence[Node]) -> None:
+    def record(
+        self, leaves: Sequence[Node], cause: EvictionCause = EvictionCause.PROMPT, namespace: str | None = None
+    ) -> None:
         """Notes the eviction of leaves, which still know their parents. Only the last of very many are remembered."""
         at_s = self._clock()
         for leaf in leaves[-self._capacity :]:
@@ -60,7 +71,7 @@ class EvictionLog:
             state = self._state(leaf.parent).copy()
             state.update(leaf.tokens[: self._page_bytes])
             key = state.digest()
-            self._entries[key] = Eviction(at_s, leaf.num_tokens)
+            self._entries[key] = Eviction(at_s, leaf.num_tokens, cause, namespace)
             self._entries.move_to_end(key)
             if len(self._entries) > self._capacity:
                 self._entries.popitem(last=False)

@@ -23,7 +23,7 @@ from jsg.cache.observer import Observers, TreeObserver
 from jsg.cache.use_clock import UseClock
 from jsg.cache.watch import Place, Watch, WatchGroup
 from jsg.cache.watch_index import WatchIndex
-from jsg.types import CacheReport
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 
 NODES_PER_GROUP = 8
 """In the time that it takes to move a group of watches, so many nodes are visited."""
@@ -33,6 +33,8 @@ MOST_AWAITED = 64
 """Of so many cached prefixes that waiting prompts match, what layers with a window need is kept longer."""
 MAX_CONTINUATIONS = 8
 """The most tokens that the explanation of a miss shows."""
+MOST_NAMESPACES = 64
+"""The other namespaces, at most, in which the explanation of a miss looks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -221,10 +223,11 @@ class RadixCache:
         self._count_lock(lock, below, 1)
         return result
 
-    def evict(self, num_pages: int) -> int:
+    def evict(self, num_pages: int, cause: EvictionCause = EvictionCause.PROMPT, namespace: str | None = None) -> int:
         """Frees whole leaves, the least recently used first, until `num_pages` are freed or nothing is left to evict.
 
-        Of the last leaf it leaves what some watch matches, if the rest is enough.
+        Of the last leaf it leaves what some watch matches, if the rest is enough. Cause and namespace, of the request
+        for which it is, are noted for `explain`.
 
         Returns:
             The number of pages freed: at least `num_pages`, unless all that remains is locked.
@@ -237,7 +240,7 @@ class RadixCache:
             self._remove_leaf(leaf)
             freed.append(leaf)
             num_freed += leaf.num_pages
-        self._evictions.record(freed)
+        self._evictions.record(freed, cause, namespace)
         self._free(freed)
         return num_freed
 
@@ -253,6 +256,7 @@ class RadixCache:
             self._remove_leaf(node)
             freed.append(node)
             node = parent
+        self._evictions.record(freed, EvictionCause.FAILURE)
         self._free(freed)
 
     def _free(self, leaves: Sequence[Node]) -> None:
@@ -270,7 +274,7 @@ class RadixCache:
         if self.num_protected:
             return False
         self._observers.cleared()
-        self.evict(self.num_evictable)
+        self.evict(self.num_evictable, EvictionCause.FLUSH)
         return True
 
     # Locks.
@@ -429,7 +433,8 @@ class RadixCache:
         end = sum(len(above.tokens) for above in path_up(node))
         matched, matchable = end // INT_BYTES, len(key) // INT_BYTES
         if matched == matchable:
-            return CacheReport(matched_tokens=matched, matchable_tokens=matchable)
+            why = None if self.enabled else MissReason.OFF
+            return CacheReport(matched_tokens=matched, matchable_tokens=matchable, why=why)
         shared, continuations = self._nearest(node, key[end : end + self._page_bytes])
         eviction = self._evictions.find(namespace, key[: end + self._page_bytes])
         return CacheReport(
@@ -439,7 +444,20 @@ class RadixCache:
             cached_continuations=continuations,
             evicted_at=eviction.at_s if eviction else None,
             evicted_tokens=eviction.num_tokens if eviction else 0,
+            evicted_for=eviction.cause if eviction else None,
+            evicted_for_own=eviction.is_for(namespace) if eviction else None,
+            why=MissReason.EVICTED if eviction else MissReason.NEW,
         )
+
+    def has_elsewhere(self, tokens: np.ndarray, namespace: str) -> bool:
+        """Whether one of the first `MOST_NAMESPACES` other namespaces begins with all the whole pages of `tokens`."""
+        key = self._key(tokens)
+        others = (root for root in self._roots.values() if root.namespace != namespace)
+        return any(self._begins_with(root, key) for root in itertools.islice(others, MOST_NAMESPACES))
+
+    def _begins_with(self, root: Root, key: bytes) -> bool:
+        path, end = self._descend(root, key)
+        return end + self._overlap(path[-1], key, end)[1] * self._page_bytes >= len(key)
 
     def _nearest(self, node: Node, page: bytes) -> tuple[int, tuple[int, ...]]:
         """How many leading tokens `page` has in common with a child of `node`, and what these children have next."""

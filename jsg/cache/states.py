@@ -139,14 +139,23 @@ class StateSlots:
         several requests come back to the same page, it is no conversation, which moves on, but what they share. Then
         one goes too from which no request has gone on.
         """
-        last = pages[-1:]
-        self._returns[last] = np.minimum(self._returns[last] + (self._gone[last] > 0), SEVERAL)
+        last, since = pages[-1], self._gone[pages].max()
+        self._returns[last] = min(self._returns[last] + (self._gone[last] > 0), SEVERAL)
+        is_shared = self._returns[last] == SEVERAL
+
+        def yields(first: State) -> bool:
+            return not since or first.turn <= since or not first.worth or (is_shared and not first.num_uses)
+
+        return self._set_aside(worth, yields)
+
+    def set_aside(self) -> bool:
+        """As `keep`, of a state that only this request needs: the one that goes first yields, whatever it is worth."""
+        return self._set_aside(SHARED, lambda _: True)
+
+    def _set_aside(self, worth: int, yields: Callable[[State], bool]) -> bool:
         if self._num_cached == self.most_cached:
             first = next((next(iter(queue)) for queue in self._idle[: worth + 1] if queue), None)
-            if first is None:
-                return False
-            yields = not (first.worth and first.turn > self._gone[pages].max(initial=0) > 0)
-            if not (yields or (not first.num_uses and (self._returns[last] == SEVERAL).any())):
+            if first is None or not yields(first):
                 return False
             self.forget(first)
         self.num_running -= 1
@@ -159,8 +168,8 @@ class StateSlots:
         It comes nearer to now by half. So states that are not used any more yield after a few requests, and those of
         conversations that take turns do not.
         """
-        gone = self._gone[pages]
-        self._gone[pages] = np.where(gone > 0, (gone + next(self._turns)) // 2, 0)
+        missed = pages[self._gone[pages] > 0]
+        self._gone[missed] = (self._gone[missed] + next(self._turns)) // 2
 
     def find(self, page: int) -> State | None:
         """The state after the prefix that ends with this page, even if a step has yet to make it."""

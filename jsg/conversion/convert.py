@@ -1,8 +1,9 @@
-"""`jsg convert`: a model directory → one with an orbax checkpoint that is chunked for a number of devices."""
+"""`jsg convert`: a model directory → one with an orbax checkpoint that is chunked for devices, or with few bits."""
 
 import dataclasses
 import errno
 import fnmatch
+import json
 import math
 import re
 import shutil
@@ -12,20 +13,30 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from jsg.conversion import orbax_writer
+from jsg.conversion import orbax_writer, rounding, safetensors_writer
 from jsg.conversion.late_signals import signals_later
 from jsg.conversion.orbax_writer import Layout, Promise
+from jsg.conversion.safetensors_writer import Bundle
 from jsg.errors import ConfigError, ModelError
 from jsg.models import orbax_checkpoint
 from jsg.models.checkpoint import Checkpoint, open_checkpoint
 from jsg.models.config import read_spec
 from jsg.models.forms import INDEX_FILE
-from jsg.models.loading import abstract_model, checkpoint_shapes, is_unread, origins, with_own_head
+from jsg.models.loading import (
+    abstract_model,
+    checkpoint_shapes,
+    is_in_few_bits,
+    is_unread,
+    origins,
+    with_own_head,
+)
 from jsg.models.origin import Origin, Source
 from jsg.models.published.kernel import Kernel
 from jsg.models.published.layout import Reshaped, Stored
 from jsg.models.slices import outer_axis, sides_of, source_slices, view_of
+from jsg.models.spec import ModelSpec
 
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
 """Files of a model directory beside its weights."""
@@ -36,6 +47,8 @@ ROOM = 1.01
 
 Progress = Callable[[int, int], None]
 """Called with (bytes written, bytes in all) after each chunk."""
+Write = Callable[[Path, Callable[[int], None]], None]
+"""Writes weights into a model directory that has the other files, and calls with the bytes of each chunk."""
 
 
 def use_host() -> None:
@@ -47,6 +60,7 @@ def convert(
     source: Path,
     destination: Path,
     *,
+    quantization: str = "none",
     tp_size: int = 1,
     load_format: str = "auto",
     progress: Progress | None = None,
@@ -61,29 +75,33 @@ def convert(
     Args:
         source: A model directory with safetensors or an orbax checkpoint.
         destination: The directory to make. It gets its name when all of it is written.
+        quantization: `int4`, `int8` and `fp8` round kernels, and write safetensors in the form of compressed-tensors.
         tp_size: The number of devices that the chunks are made for.
         load_format: Which checkpoint of the source is read, `safetensors` or `orbax`; `auto` for the one that exists.
         progress: Called after each chunk.
 
     Raises:
-        ConfigError: The destination exists or cannot be made there, or `tp_size` is not positive.
-        ModelError: The source is damaged or not supported, it cannot be shared out so, or the destination has no room.
+        ConfigError: The destination exists or cannot be made there, or `tp_size` is not positive, or not 1 for what is
+            rounded.
+        ModelError: The source is damaged or not supported, it cannot be shared out or rounded so, or the destination
+            has no room.
     """
     if tp_size < 1:
         raise ConfigError(f"--tp-size must be at least 1, but got {tp_size}")
     check_destination(destination)
-    config = with_own_head(source, read_spec(source), load_format).over_devices(tp_size)
+    spec = read_spec(source)
+    if quantization != "none":
+        _check_rounding(source, spec, tp_size)
+    config = with_own_head(source, spec, load_format).over_devices(tp_size)
     model = abstract_model(config, jnp.float32)
-    layouts: dict[str, Layout] = {}
-    for origin, shape in origins(model):
-        for tensor in origin.sources:
-            layout = _in_file(tensor, _layout(tensor, origin, shape, tp_size))
-            unit = math.gcd(layout.unit, layouts.get(tensor.name, layout).unit)  # that suits all parts of a tensor
-            layouts[tensor.name] = dataclasses.replace(layout, unit=unit)
     with open_checkpoint(source, config.names, load_format) as checkpoint:
         checkpoint.require(checkpoint_shapes(model), lambda name: is_unread(config, name))
-        promises = _promises(checkpoint, layouts)
-        total = sum(promise.nbytes for promise in promises.values())
+        if quantization == "none":
+            promises = _promises(checkpoint, _layouts(model, tp_size))
+            total, write = _chunked(promises)
+        else:
+            bundles = rounding.rounded(checkpoint, config, spec, quantization)
+            total, write = _in_safetensors(bundles, quantization)
         with signals_later() as end_if_signalled:
 
             def told(done: int, total: int) -> None:
@@ -91,8 +109,44 @@ def convert(
                 if progress is not None:
                     progress(done, total)
 
-            _write(source, destination, promises, total, told)
+            _write(source, destination, write, total, told)
     return total
+
+
+def _check_rounding(source: Path, spec: ModelSpec, tp_size: int) -> None:
+    """Raises ConfigError or ModelError if a model cannot be written in few bits."""
+    if tp_size > 1:
+        raise ConfigError(
+            f"--quantization writes safetensors, which are not cut for devices, but got --tp-size {tp_size}; leave it "
+            "out, and use jsg convert once more on what was written"
+        )
+    if is_in_few_bits(source, spec):
+        raise ModelError(
+            "--quantization needs a checkpoint whose kernels are not in few bits, but those of SRC are; convert the "
+            "one that it was made of, or serve SRC with --quantization"
+        )
+
+
+def _chunked(promises: dict[str, Promise]) -> tuple[int, Write]:
+    """The bytes of an orbax checkpoint, and what writes it."""
+
+    def write(folder: Path, written: Callable[[int], None]) -> None:
+        orbax_writer.write(folder, promises, written)
+        orbax_checkpoint.open_tensors(folder)
+
+    return sum(promise.nbytes for promise in promises.values()), write
+
+
+def _in_safetensors(bundles: list[Bundle], quantization: str) -> tuple[int, Write]:
+    """The bytes of a checkpoint of compressed-tensors, and what writes it."""
+
+    def write(folder: Path, written: Callable[[int], None]) -> None:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config["quantization_config"] = rounding.section(bundles, quantization)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        safetensors_writer.write(folder, bundles, written)
+
+    return sum(bundle.num_bytes for bundle in bundles), write
 
 
 def check_destination(destination: Path) -> None:
@@ -152,6 +206,17 @@ def _whole(tensor: Stored, num_devices: int) -> Promise:
     return Promise(tensor, Layout(outer, 1, 1, False, num_devices, outer))
 
 
+def _layouts(model: nnx.Module, tp_size: int) -> dict[str, Layout]:
+    """How the tensors are cut that a model's parameters are made of."""
+    layouts: dict[str, Layout] = {}
+    for origin, shape in origins(model):
+        for tensor in origin.sources:
+            layout = _in_file(tensor, _layout(tensor, origin, shape, tp_size))
+            unit = math.gcd(layout.unit, layouts.get(tensor.name, layout).unit)  # that suits all parts of a tensor
+            layouts[tensor.name] = dataclasses.replace(layout, unit=unit)
+    return layouts
+
+
 def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int) -> Layout:
     """How a source is cut into the slices that devices read, which lie side by side along one of its axes."""
     axis, parts, unit = 0, 1, 1
@@ -187,7 +252,7 @@ def _in_file(source: Source, layout: Layout) -> Layout:
     )
 
 
-def _write(source: Path, destination: Path, promises: dict[str, Promise], total: int, progress: Progress) -> None:
+def _write(source: Path, destination: Path, write: Write, total: int, progress: Progress) -> None:
     """Writes into a directory beside the destination, and renames it when it is complete."""
     parent = destination.parent.resolve()  # mkdtemp cuts `link/..` out of a path
     free = shutil.disk_usage(parent).free
@@ -209,8 +274,7 @@ def _write(source: Path, destination: Path, promises: dict[str, Promise], total:
         made = partial / "made"  # only its owner can read a temporary directory; this one has the modes of the umask
         made.mkdir()
         _copy_files(source, made)
-        orbax_writer.write(made, promises, written)
-        orbax_checkpoint.open_tensors(made)
+        write(made, written)
         written(0)  # a signal may have come since the last chunk
         made.rename(destination)
     except (OSError, ValueError) as error:  # tensorstore raises ValueError; the texts of both have paths

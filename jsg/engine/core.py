@@ -20,6 +20,7 @@ from jsg.sched.batch import Batch
 from jsg.sched.put_off import put_off
 from jsg.sched.table import POOL_TERMS
 from jsg.types import Request, RequestOutput
+from jsg.waits import IN_THE_ENGINE, stat_of
 
 STEPS_PER_FIRST_RUN = 16
 """While requests run, a program that was compiled in the background makes a first run only every so many steps. On a
@@ -222,6 +223,7 @@ class EngineCore:
         return {
             "num_running": len(self.scheduler.running),
             "num_waiting": self.scheduler.num_waiting,
+            **{stat_of(reason): self.scheduler.waits.get(reason, 0) for reason in IN_THE_ENGINE},
             "num_holds": len(self.scheduler.holds),
             "num_steps": self._num_steps,
             **dataclasses.asdict(totals),

@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 from jsg.config import EngineConfig
-from jsg.engine.device import cards
+from jsg.engine.device import cards, fp8_kernels
 from jsg.engine.device.memory import largest_step_bound, usable_bytes
 from jsg.engine.device.pool_sizes import pool_sizes
 from jsg.engine.embedder import read_embedder
@@ -61,6 +61,7 @@ class Fit:
         states: How many states of prefixes are kept beside them, if layers keep a state of each request.
         fits: Whether these are as many as a request may have.
         refusal: Why the model does not run on such cards whatever memory they have; empty if it does.
+        rounds_rows: Whether there are products whose rows are rounded to e4m3: see `--fp8-products`.
     """
 
     card: str
@@ -70,6 +71,7 @@ class Fit:
     states: int = 0
     fits: bool = False
     refusal: str = ""
+    rounds_rows: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +129,15 @@ class DryRun:
             ],
         }
 
+    @property
+    def _plain(self) -> str:
+        """How weights are without --quantization."""
+        is_kept = self.model is not None and self.model.names.kept
+        return "as in the checkpoint" if is_kept else f"in {self.dtype}"
+
     def _sizes(self) -> list[str]:
         weights = ", ".join(
-            f"{_size(size)} in {self.dtype if name == 'none' else name}" for name, size in self.weights.items()
+            f"{_size(size)} {self._plain if name == 'none' else f'in {name}'}" for name, size in self.weights.items()
         )
         whole = _size(self.request_bytes)
         lines = [
@@ -143,7 +151,7 @@ class DryRun:
 
     def _table(self, quantization: str) -> list[str]:
         """For each card and number of cards, the tokens of the KV pool, in brackets if they hold no whole request."""
-        kernels = f"weights in {self.dtype}" if quantization == "none" else f"--quantization {quantization}"
+        kernels = f"weights {self._plain}" if quantization == "none" else f"--quantization {quantization}"
         fits = [fit for fit in self.fits if fit.quantization == quantization]
         sizes = sorted({fit.tp_size for fit in fits})
         lines = [f"{kernels:<30}" + "".join(f"{f'--tp-size {size}':>14}" for size in sizes)]
@@ -155,6 +163,8 @@ class DryRun:
             name = f"{card} ({cards.card(card).memory_bytes / GIB:.0f} GiB)"
             lines.append(f"{name:<30}" + "".join(f"{_cell(fit):>14}" for fit in row))
             refusals |= dict.fromkeys(fit.refusal for fit in row if fit.refusal)
+        if rounding := [card for card, row in by_card.items() if any(fit.rounds_rows for fit in row)]:
+            lines.append(f"products in e4m3, unless --fp8-products off: {', '.join(rounding)}")
         return lines + [f"x: {refusal}" for refusal in refusals]
 
 
@@ -266,7 +276,7 @@ def _sized(
 
 def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Embedder | None) -> list[Fit]:
     """How so many cards of each kind hold a model with these options."""
-    options = {"quantization": config.quantization, "tp_size": config.tp_size}
+    options: dict[str, Any] = {"quantization": config.quantization, "tp_size": config.tp_size}
     dtype = resolve_dtype(config.dtype, "gpu")
     try:
         model = model.over_devices(config.tp_size, config.ep_size)
@@ -278,6 +288,7 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
         device = cards.card(name).device(config.tp_size, "it is judged without one")
         try:
             settings = settle(config, directory, device, None, (model, embedder))
+            options["rounds_rows"] = fp8_kernels.rounds_rows(device, config, model)
             bound = largest_step_bound(
                 model, settings.buckets, dtype.itemsize, restored_bytes=restored, num_devices=config.tp_size
             )

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from jsg.errors import ModelError
-from jsg.fields import MAX_JSON_BYTES, MAX_LIST, Fields, read_json
 from jsg.models.spec import ModelSpec
+from jsg.sources import MAX_JSON_BYTES, MAX_LIST, Fields, read_json
 from jsg.types import Embedder
 
 MODULES = "modules.json"

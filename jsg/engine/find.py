@@ -5,10 +5,9 @@ from pathlib import Path
 
 from jsg.config import EngineConfig
 from jsg.engine.embedder import read_embedder
-from jsg.fields import read_json
 from jsg.models.config import read_spec
 from jsg.models.forms import weights_form
-from jsg.sources import resolve_model
+from jsg.sources import read_json, resolve_model
 
 
 def find_model(config: EngineConfig) -> Path:

@@ -12,13 +12,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from jsg.errors import ModelError
-from jsg.fields import FieldError, Fields, read_json
 from jsg.models.checkpoint import faults, listed_tensors
 from jsg.models.config import read_spec
 from jsg.models.forms import foreign_form, has_weights, weights_form
 from jsg.models.loading import HEAD, abstract_model, checkpoint_shapes, is_unread
 from jsg.models.published.sections import read_published
 from jsg.models.spec import ModelSpec
+from jsg.sources import FieldError, Fields, read_json
 
 MAX_FIELDS = 100
 MAX_TENSORS = 5

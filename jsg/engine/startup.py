@@ -20,8 +20,8 @@ from jsg.cache.radix import RadixCache
 from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
-from jsg.engine.device import program_store
-from jsg.engine.device.devices import Device, check_number_types, open_device, processor
+from jsg.engine.device import fp8_kernels, program_store
+from jsg.engine.device.devices import Device, check_number_types, multiplies_e4m3, open_device, processor
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables, use_compilation_cache
 from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
 from jsg.engine.device.panels import lay_out
@@ -44,7 +44,7 @@ from jsg.kernels_pallas import ops, tuning
 from jsg.models.config import read_spec
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype, with_kept, with_own_head
-from jsg.models.quantise import BYTES_PER_NUMBER, STORED
+from jsg.models.quantise import STORED
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
 from jsg.sched.buckets import Buckets
@@ -110,6 +110,7 @@ class Settings:
         """The choices and their reasons, for people; the memory plan follows them."""
         shapes, quantization = self.buckets, self.config.quantization
         kernels = "" if quantization == "none" else f", kernels in {quantization}"
+        kernels += ", products in e4m3" if fp8_kernels.rounds_rows(self.device, self.config, self.model) else ""
         kernels += f", experts in {self.config.ep_size} groups" if self.config.ep_size > 1 else ""
         hosts = "" if self.party is None else f", number {self.config.node_rank} of {self.config.nnodes} hosts"
         return (
@@ -147,6 +148,7 @@ class Settings:
             "dtype": self.dtype.name,
             "kv_cache_dtype": self.kv_dtype.name,
             "quantization": config.quantization,
+            "fp8_products": fp8_kernels.rounds_rows(self.device, self.config, self.model),
             "tp_size": config.tp_size,
             "ep_size": config.ep_size,
             "context_length": self.context_length,
@@ -197,8 +199,7 @@ class Settings:
             sharding=sharding_of(self.mesh, HEADS_AXIS, 4),
         )
         place = functools.partial(sharding_of, self.mesh)
-        num_slots = self.max_running + 1 + plan.num_states
-        pool = pool._replace(states=make_states(model.state_shapes, num_slots, self.dtype, place))
+        pool = pool._replace(states=make_states(model.state_shapes, plan.num_slots, self.dtype, place))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:
             rows = jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype, device=whole)
@@ -306,9 +307,10 @@ def _make_runner(settings: Settings, report: Report) -> tuple[ModelRunner, Memor
 
 def make_executables(settings: Settings, make: Callable[..., Executables], **more: Any) -> Executables:
     """The executables of an engine, without programs yet. `make` gets the further arguments too."""
-    config, kept = settings.config, settings.model.names.kept.values()
-    in_8_bits = config.quantization == "none" and any(each.form.scales_columns for each in kept)
-    quantization = "int8" if in_8_bits else config.quantization
+    config, takes_fp8 = settings.config, multiplies_e4m3(settings.device, settings.config.fp8_products)
+    forms = fp8_kernels.forms_of(config, settings.model)
+    wide = [form for form in forms if not (takes_fp8 and fp8_kernels.takes(form))]  # whose rows are not rounded
+    quantization = "int8" if any(form.scales_columns for form in wide) else "none"
     return make(
         forbid_compile=config.forbid_compile,
         runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
@@ -355,6 +357,8 @@ def abstract_model_of(settings: Settings) -> nnx.Module:
 
 def _lay_out(model: nnx.Module, settings: Settings) -> None:
     """Lays kernels out as the products of this device read them."""
+    if multiplies_e4m3(settings.device, settings.config.fp8_products):
+        fp8_kernels.lay_out(model)
     if settings.platform == "cpu" and settings.mesh is None:
         lay_out(model)
 
@@ -406,7 +410,8 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
             f"--deterministic needs --tp-size 1 or 2, but got {config.tp_size}: the order in which more devices add up "
             "depends on where a token lies; leave one of them out"
         )
-    check_number_types(device, kv_cache_dtype=config.kv_cache_dtype, quantization=config.quantization)
+    types = {name: getattr(config, name) for name in ("kv_cache_dtype", "quantization", "fp8_products")}
+    check_number_types(device, **types)
     on_cpu = device.platform == "cpu"
     context_length = config.context_length or model.max_position_embeddings
     if context_length > model.max_position_embeddings:
@@ -537,7 +542,6 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         buckets=settings.buckets,
         max_running=settings.max_running,
         policy=config.schedule_policy,
-        seed=config.random_seed,
         conservativeness=config.schedule_conservativeness,
         max_prefill_tokens=config.max_prefill_tokens,
         max_bypass_tokens=config.max_bypass_tokens,
@@ -549,12 +553,8 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
 
 def _decode_steps(settings: Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
     is_cpu = settings.platform == "cpu"  # whose devices share one processor
-    itemsize, quantization = settings.dtype.itemsize, settings.config.quantization
-    kept = [each.form.bytes_per_number for each in settings.model.names.kept.values()]
-    if quantization == "none" and kept:
-        kernel_itemsize = sum(kept) / len(kept)
-    else:
-        kernel_itemsize = BYTES_PER_NUMBER.get(quantization, itemsize)
+    itemsize, forms = settings.dtype.itemsize, fp8_kernels.forms_of(settings.config, settings.model)
+    kernel_itemsize = sum(form.bytes_per_number for form in forms) / len(forms) if forms else itemsize
     cost = functools.partial(
         step_cost,
         settings.model,

@@ -5,11 +5,37 @@ are [N, bytes], and what is restored is float32 [N, numbers].
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
+
+
+class Parts(NamedTuple):
+    """What blocks of few bits hold. Each group of a block has as many numbers.
+
+    Attributes:
+        numbers: [N, numbers] Whole numbers of 8 bits.
+        scale: [N, groups] What the numbers of a group are multiplied with.
+        factor: float32 [N, 1], what its scales are multiplied with, or None.
+        minimum: uint8 [N, groups], which is subtracted, or None.
+        step: float32 [N, 1], what its minima are multiplied with, or None.
+    """
+
+    numbers: np.ndarray
+    scale: np.ndarray
+    factor: np.ndarray | None = None
+    minimum: np.ndarray | None = None
+    step: np.ndarray | None = None
+
+    def restored(self) -> np.ndarray:
+        """The numbers that blocks mean, [N, numbers]."""
+        scale = self.scale.astype(np.float32)
+        scale = scale if self.factor is None else self.factor * scale
+        restored = scale[..., None] * self.numbers.reshape(*scale.shape, self.numbers.shape[1] // scale.shape[1])
+        if self.minimum is not None:
+            restored -= (self.step * self.minimum)[..., None]
+        return restored.reshape(self.numbers.shape)
 
 
 class Block(NamedTuple):
@@ -19,19 +45,22 @@ class Block(NamedTuple):
         name: As llama.cpp calls it.
         length: The numbers of a block.
         nbytes: The bytes of a block.
-        restore: Blocks → their numbers. It makes a new array, or gives the bytes under another type.
+        split: Blocks → what they hold; None if numbers are whole.
         dtype: The type of the numbers that are read, as safetensors calls it.
-        split: Blocks → whole numbers int8 [N, numbers] and their scales [N, groups], where these are all of them.
-        form: What a kernel can be kept as: kind of numbers, length of a group, type of scales.
     """
 
     name: str
     length: int
     nbytes: int
-    restore: Callable[[np.ndarray], np.ndarray]
+    split: Callable[[np.ndarray], Parts] | None = None
     dtype: str = "F32"
-    split: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
-    form: tuple[Literal["int8", "int4"], int, str] | None = None
+
+    def restore(self, blocks: np.ndarray) -> np.ndarray:
+        """The numbers of blocks: a new array, or the bytes under another type."""
+        return blocks.view(_WHOLE[self.dtype]) if self.split is None else self.split(blocks).restored()
+
+
+_WHOLE = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
@@ -46,54 +75,46 @@ def _bits(packed: np.ndarray, shifts: tuple[int, ...], width: int, mask: int) ->
     return (parts & mask).reshape(num_blocks, nbytes * len(shifts))
 
 
-def _split_q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return blocks[:, 2:].view(np.int8), blocks[:, :2].copy().view(np.float16)
+def _q8_0(blocks: np.ndarray) -> Parts:
+    return Parts(blocks[:, 2:].view(np.int8), blocks[:, :2].copy().view(np.float16))
 
 
-def _split_q4_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return _bits(blocks[:, 2:], (0, 4), 16, 15).astype(np.int8) - np.int8(8), blocks[:, :2].copy().view(np.float16)
+def _q4_0(blocks: np.ndarray) -> Parts:
+    numbers = _bits(blocks[:, 2:], (0, 4), 16, 15).astype(np.int8) - np.int8(8)
+    return Parts(numbers, blocks[:, :2].copy().view(np.float16))
 
 
-def _split_q6_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _q6_k(blocks: np.ndarray) -> Parts:
     low, high = _bits(blocks[:, :128], (0, 4), 64, 15), _bits(blocks[:, 128:192], (0, 2, 4, 6), 32, 3)
-    return (low | high << 4).astype(np.int8) - np.int8(32), _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
+    return Parts((low | high << 4).astype(np.int8) - np.int8(32), blocks[:, 192:208].view(np.int8), _half(blocks, 208))
 
 
-def _product(split: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], blocks: np.ndarray) -> np.ndarray:
-    """Whole numbers times their scales."""
-    numbers, scale = split(blocks)
-    of_groups = numbers.reshape(*scale.shape, numbers.shape[1] // scale.shape[1])
-    return (scale.astype(np.float32)[..., None] * of_groups).reshape(numbers.shape)
-
-
-def _scaled(blocks: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def _with_minima(blocks: np.ndarray, numbers: np.ndarray) -> Parts:
     """Numbers of eight groups, each with a scale and a minimum of six bits."""
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=1)
     minima = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=1)
-    scales, minima = _half(blocks, 0) * scales, _half(blocks, 2) * minima
-    restored = scales[..., None] * numbers.reshape(len(blocks), 8, 32) - minima[..., None]
-    return restored.reshape(len(blocks), 256)
+    return Parts(numbers, scales, _half(blocks, 0), minima, _half(blocks, 2))
 
 
-def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    return _scaled(blocks, _bits(blocks[:, 16:], (0, 4), 32, 15))
+def _q4_k(blocks: np.ndarray) -> Parts:
+    return _with_minima(blocks, _bits(blocks[:, 16:], (0, 4), 32, 15))
 
 
-def _q5_k(blocks: np.ndarray) -> np.ndarray:
+def _q5_k(blocks: np.ndarray) -> Parts:
     fifth = _bits(blocks[:, 16:48], tuple(range(8)), 32, 1)
-    return _scaled(blocks, _bits(blocks[:, 48:], (0, 4), 32, 15) | fifth << 4)
+    return _with_minima(blocks, _bits(blocks[:, 48:], (0, 4), 32, 15) | fifth << 4)
 
 
 BLOCKS = {
-    0: Block("F32", 1, 4, lambda blocks: blocks.view(np.float32)),
-    1: Block("F16", 1, 2, lambda blocks: blocks.view(np.float16), "F16"),
-    2: Block("Q4_0", 32, 18, partial(_product, _split_q4_0), "F32", _split_q4_0, ("int4", 32, "float16")),
-    8: Block("Q8_0", 32, 34, partial(_product, _split_q8_0), "F32", _split_q8_0, ("int8", 32, "float16")),
+    0: Block("F32", 1, 4),
+    1: Block("F16", 1, 2, dtype="F16"),
+    2: Block("Q4_0", 32, 18, _q4_0),
+    8: Block("Q8_0", 32, 34, _q8_0),
     12: Block("Q4_K", 256, 144, _q4_k),
     13: Block("Q5_K", 256, 176, _q5_k),
-    14: Block("Q6_K", 256, 210, partial(_product, _split_q6_k), "F32", _split_q6_k, ("int8", 16, "float32")),
-    30: Block("BF16", 1, 2, lambda blocks: blocks.view(ml_dtypes.bfloat16), "BF16"),
+    14: Block("Q6_K", 256, 210, _q6_k),
+    30: Block("BF16", 1, 2, dtype="BF16"),
 }
 """The types that jsg reads, by their numbers in a file."""
 OTHER_TYPES = dict(

@@ -1,7 +1,8 @@
 """Kernels in few bits: what is kept of them, and what they mean. Every reader and every product uses this one record.
 
-A weight is a number of few bits, less the zero of its group, times the scale of its group. A group has consecutive
-inputs of one output channel; products sum over inputs. See `Form`.
+A weight is a number of few bits, less the zero of its group, times the scale of its group. If zeros have a step, it is
+the number times the scale, less the zero times the step. A group has consecutive inputs of one output channel; products
+sum over inputs. See `Form`.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ TYPES: Mapping[str, jax.typing.DTypeLike] = {
     "int8": jnp.int8,
     "e4m3": jnp.float8_e4m3fn,
     "int4": jnp.uint8,
+    "uint4": jnp.uint8,
     "e2m1": jnp.uint8,
 }
 """Kind of numbers → the type of an array of them. bfloat16 and float16 hold every number exactly."""
@@ -32,8 +34,9 @@ class Quantised(NamedTuple):
         scale: One for each group of inputs.
         form: How it is kept.
         zero: One for each group.
-        factor: One for each channel.
+        factor: One for each block.
         order: [D] The input that each place among the numbers stands for.
+        step: One for each block.
     """
 
     values: Any
@@ -42,6 +45,7 @@ class Quantised(NamedTuple):
     zero: Any = None
     factor: Any = None
     order: Any = None
+    step: Any = None
 
     @property
     def axis(self) -> int:
@@ -59,27 +63,33 @@ class Quantised(NamedTuple):
     def wide_scale(self) -> Any:
         """The scales in float32, with their factors."""
         scale = self.scale.astype(jnp.float32)
-        return scale if self.factor is None else scale * self.factor
+        return scale if self.factor is None else scale * self._spread(self.factor, scale.shape[self.axis])
 
     def restored(self, dtype: jax.typing.DTypeLike) -> Num[Array, "..."]:
         """The kernel as an array: computed in float32, with its inputs in their own order, and rounded to a type."""
         axis, form, values = self.axis, self.form, self.values
         if form.per_byte == 2:
-            codes = jnp.stack([values & 15, values >> 4], axis + 1).reshape(self.shape)
+            values = jnp.stack([values & 15, values >> 4], axis + 1).reshape(self.shape)
             if form.numbers == "int4":
-                values = codes.astype(jnp.int8) - 8
-            else:
-                values = jnp.asarray(NUMBERS_OF_4_BITS[form.numbers], jnp.bfloat16)[codes]
+                values = values.astype(jnp.int8) - 8
+            elif form.numbers == "e2m1":
+                values = jnp.asarray(NUMBERS_OF_4_BITS[form.numbers], jnp.bfloat16)[values]
         wide = jnp.bfloat16 if form.is_exact else jnp.float32  # a short type keeps what a GPU writes short
         numbers, scale = values.astype(wide), self.scale if form.is_exact else self.wide_scale
-        if self.zero is not None:
-            numbers -= self._spread(self.zero.astype(wide))
-        numbers = (numbers * self._spread(scale)).astype(dtype)
+        count = numbers.shape[axis]
+        if self.zero is None:
+            numbers *= self._spread(scale, count)
+        elif self.step is None:
+            numbers = (numbers - self._spread(self.zero.astype(wide), count)) * self._spread(scale, count)
+        else:
+            offset = self.zero.astype(wide) * self._spread(self.step, self.zero.shape[axis])
+            numbers = numbers * self._spread(scale, count) - self._spread(offset, count)
+        numbers = numbers.astype(dtype)
         return numbers if self.order is None else jnp.take(numbers, jnp.argsort(self.order), axis)
 
-    def _spread(self, of_groups: Num[Array, "..."]) -> Num[Array, "..."]:
-        """What each group has, for each of its inputs."""
-        return jnp.repeat(of_groups, self.shape[self.axis] // of_groups.shape[self.axis], self.axis)
+    def _spread(self, parts: Num[Array, "..."], count: int) -> Num[Array, "..."]:
+        """What each part of the inputs has, for each of `count` parts of them."""
+        return jnp.repeat(parts, count // parts.shape[self.axis], self.axis)
 
 
 def zeros(form: Form, shape: tuple[int, ...], axis: int) -> Quantised:
@@ -89,12 +99,13 @@ def zeros(form: Form, shape: tuple[int, ...], axis: int) -> Quantised:
         return jnp.zeros((*shape[:axis], length, *shape[axis + 1 :]), dtype)
 
     num_inputs = shape[axis]
-    groups = 1 if form.group is None else num_inputs // form.group
+    groups, blocks = (1 if length is None else num_inputs // length for length in (form.group, form.block))
     return Quantised(
         of(num_inputs // form.per_byte, TYPES[form.numbers]),
         of(groups, form.scale),
         form,
         of(groups, jnp.int8) if form.has_zero else None,
-        of(1, jnp.float32) if form.has_factor else None,
+        of(blocks, jnp.float32) if form.has_factor else None,
         jnp.zeros(num_inputs, jnp.int32) if form.has_order else None,
+        of(blocks, jnp.float32) if form.has_step else None,
     )

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Float, Int, Num, UInt, UInt8
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Num, UInt, UInt8
 
 from jsg.kernels_pallas.few_bits import TYPES, Quantised
 from jsg.kernels_pallas.form import Form
@@ -43,17 +43,15 @@ class Parts(NamedTuple):
         values: [D / per_byte, F]
         scale: [groups, F] Those of 8 bits are bytes. None if each channel has one, which is in `factor`.
         zero: [groups, F], or None.
-        factor: [1, F], or None.
+        factor: [blocks, F], or None. If there is one for a channel, it multiplies the channel's sums.
+        step: [blocks, F], or None.
     """
 
     values: Any
     scale: Any
     zero: Any
     factor: Any
-
-
-Groups = tuple[Num[Array, "pieces n"], ...]
-"""The scales of a block, and its zeros if there are any."""
+    step: Any
 
 
 class Reading(NamedTuple):
@@ -81,54 +79,107 @@ class Reading(NamedTuple):
         group = self.depth // self.num_groups
         return min(group & -group, self.block_k // 2)
 
-    def groups(self, parts: Parts, at: tuple[Array, ...], column: Int[Array, " n"], index: Int[Array, ""]) -> Groups:
-        """What groups have in a block.
-
-        It is to be read one iteration ahead of the weights. If it were read in the same one, the compiler would copy
-        these few bytes as it copies weights, in pieces of less than 16.
-
-        Args:
-            parts: The kernel.
-            at: Which expert, if there are several.
-            column: The outputs.
-            index: The number of the block along the inputs.
-        """
-        first = (index * self.block_k + jnp.arange(self.block_k // self.piece) * self.piece)[:, None]
-        mask = (first < self.depth) & (column < parts.values.shape[-1])[None, :]
-        where = *at, first // (self.depth // self.num_groups), column[None, :]
-        given = (part for part in (parts.scale, parts.zero) if part is not None)
-        return tuple(plgpu.load(part.at[where], mask=mask, other=0) for part in given)
-
-    def weights(
+    def sums(
         self,
-        parts: Parts,
+        rows: jax.Ref,
+        source: Int[Array, "m 1"],
+        is_row: Bool[Array, "m 1"],
+        kernels: tuple[Parts, ...],
         at: tuple[Array, ...],
         column: Int[Array, " n"],
-        index: Int[Array, ""],
-        groups: Groups,
+        blocks: tuple[ArrayLike, ArrayLike],
+    ) -> list[Float[Array, "m n"]]:
+        """The products of some rows with these columns of each kernel.
+
+        What groups have is read one iteration ahead of their weights. If it were read in the same one, the compiler
+        would copy these few bytes as it copies weights, in pieces of less than 16.
+
+        Args:
+            rows: All rows.
+            source: Which of them, and whether each is one.
+            is_row: See there.
+            kernels: The kernels.
+            at: Which expert, if there are several.
+            column: The outputs.
+            blocks: The first block of inputs, and the one behind the last.
+        """
+
+        def ahead(index: Int[Array, ""]) -> tuple[Parts, ...]:
+            return tuple(self._beside(parts, at, column, index) for parts in kernels)
+
+        def add(
+            index: Int[Array, ""], carry: tuple[tuple[Float[Array, "n m"], ...], tuple[Parts, ...]]
+        ) -> tuple[tuple[Float[Array, "n m"], ...], tuple[Parts, ...]]:
+            totals, beside = carry
+            following = ahead(index + 1)
+            k = index * self.block_k + jnp.arange(self.block_k)
+            right = plgpu.load(rows.at[source, k[None, :]], mask=is_row & (k < self.depth)[None, :], other=0).T
+            weights = (self._weights(*each, at, column, index) for each in zip(kernels, beside, strict=True))
+            products = [plgpu.dot(left, right, allow_tf32=False) for left in weights]
+            return tuple(total + each for total, each in zip(totals, products, strict=True)), following
+
+        first, last = blocks
+        begin = (jnp.zeros((len(column), len(source)), jnp.float32),) * len(kernels), ahead(jnp.int32(first))
+        totals = [total.T for total in lax.fori_loop(first, last, add, begin)[0]]
+        for index, parts in enumerate(kernels):
+            if parts.factor is not None and self.form.block is None:
+                factor = plgpu.load(parts.factor.at[(*at, 0, column)], mask=column < parts.values.shape[-1], other=0)
+                totals[index] *= factor[None, :]
+        return totals
+
+    def _beside(self, parts: Parts, at: tuple[Array, ...], column: Int[Array, " n"], index: Int[Array, ""]) -> Parts:
+        """What each piece of a block has beside its numbers, [pieces, n]."""
+        first = (index * self.block_k + jnp.arange(self.block_k // self.piece) * self.piece)[:, None]
+        mask = (first < self.depth) & (column < parts.values.shape[-1])[None, :]
+        group = self.depth // self.num_groups
+
+        def load(part: Any, length: int | None) -> Num[Array, "pieces n"] | None:
+            if part is None or length is None:
+                return None
+            return plgpu.load(part.at[(*at, first // length, column[None, :])], mask=mask, other=0)
+
+        lengths = Parts(None, group, group, self.form.block, self.form.block)
+        return Parts(*map(load, parts, lengths))
+
+    def _weights(
+        self, parts: Parts, beside: Parts, at: tuple[Array, ...], column: Int[Array, " n"], index: Int[Array, ""]
     ) -> Float[Array, "n k"]:
-        """The weights of a block, zero where masked: past F, and past D. See `groups`, whose result is the last one."""
+        """The weights of a block, zero where masked: past F, and past D."""
         per_byte, num_columns = self.form.per_byte, len(column)
         num_places = self.block_k // per_byte
         place = index * num_places + jnp.arange(num_places)
         mask = (place < self.depth // per_byte)[:, None] & (column < parts.values.shape[-1])[None, :]
         codes = plgpu.load(parts.values.at[(*at, place[:, None], column[None, :])], mask=mask, other=0)
-        scale, zero = (*groups, None, None)[:2]
+        zero = None if beside.step is not None else beside.zero
         numbers = self._of_4_bits(codes, zero) if per_byte == 2 else self._of_8_bits(codes, zero)
-        if scale is not None:
-            wide = jnp.float32 if numbers.dtype == jnp.float32 else self._product_type
-            spread = self._spread(_scales(scale, self.form).astype(wide), codes.shape)
-            spread = spread[..., None] if per_byte == 2 else spread
-            numbers = (numbers.astype(wide) * spread).astype(self.dtype)
+        if beside.scale is not None:
+            numbers = self._scaled(numbers, beside, codes.shape)
         if per_byte == 1:
             return numbers.reshape(num_places, num_columns).astype(self.dtype).T
         pairs = numbers.reshape(num_places, num_columns, 2).astype(self.dtype)
         return pairs.transpose(1, 0, 2).reshape(num_columns, self.block_k)
 
+    def _scaled(
+        self, numbers: Float[Array, "p n *both"], beside: Parts, shape: tuple[int, int]
+    ) -> Float[Array, "p n *both"]:
+        """Numbers of this many places and columns times their scales, less their offsets."""
+        wide = jnp.float32 if numbers.dtype == jnp.float32 else self._product_type
+
+        def spread(of_pieces: Num[Array, "pieces n"]) -> Float[Array, "p n *both"]:
+            whole = self._spread(of_pieces.astype(wide), shape)
+            return whole[..., None] if numbers.ndim == 3 else whole
+
+        scale = _scales(beside.scale, self.form)
+        scale = scale if beside.factor is None else scale.astype(wide) * beside.factor
+        numbers = numbers.astype(wide) * spread(scale)
+        offset = None if beside.step is None else beside.zero.astype(wide) * beside.step
+        return numbers if offset is None else numbers - spread(offset)
+
     @property
     def _product_type(self) -> jax.typing.DTypeLike:
         """The type in which a number times its scale is rounded once."""
-        return self.dtype if self.form.scale in EXACT_SCALES[self.dtype.name] else jnp.float32
+        is_one = self.form.block is None and self.form.scale in EXACT_SCALES[self.dtype.name]
+        return self.dtype if is_one else jnp.float32
 
     @staticmethod
     def _spread(of_groups: Num[Array, "pieces n"], shape: tuple[int, int]) -> Num[Array, "p n"]:
@@ -192,9 +243,9 @@ def reading_of(kernel: Quantised, dtype: jnp.dtype, *, is_compiled: bool) -> Rea
 
 def parts_of(kernel: Quantised) -> Parts:
     """The arrays of a kernel that products read."""
-    stored = kernel.values, kernel.scale, kernel.zero, kernel.factor
+    stored = kernel.values, kernel.scale, kernel.zero, kernel.factor, kernel.step
     if kernel.form.scales_columns:
-        stored = kernel.values, None, None, kernel.wide_scale
+        stored = kernel.values, None, None, kernel.wide_scale, None
     lead = kernel.axis + 1
     parts = Parts(*(None if part is None else part.reshape(*part.shape[:lead], -1) for part in stored))
     return Parts(*(None if part is None else _as_bytes(part) for part in parts))
@@ -209,8 +260,9 @@ def _as_bytes(part: Any) -> Any:
 def numbers_of(codes: UInt8[Array, "*block"], form: Form) -> Float[Array, "*block"]:
     """What codes of 4 bits mean, in bfloat16: see `NUMBERS_OF_4_BITS`."""
     bits = codes.astype(jnp.uint16)
-    if form.numbers == "int4":
-        return lax.bitcast_convert_type(bits | 0x4300, jnp.bfloat16) - jnp.bfloat16(136)  # 128 + code, less 136
+    if form.numbers != "e2m1":
+        zero = jnp.bfloat16(136 if form.numbers == "int4" else 128)
+        return lax.bitcast_convert_type(bits | 0x4300, jnp.bfloat16) - zero  # 128 + code, less that
     size = bits & 7  # an exponent of two bits and one bit behind the point; below 2 there is no bit before it
     size = jnp.where(size < 2, size * 0x3F00, (size << 6) + 0x3F00)
     return lax.bitcast_convert_type(size | (bits & 8) << 12, jnp.bfloat16)
@@ -219,11 +271,11 @@ def numbers_of(codes: UInt8[Array, "*block"], form: Form) -> Float[Array, "*bloc
 def codes_in_words(codes: UInt8[Array, "*block"], form: Form, dtype: jnp.dtype) -> UInt[Array, "*block"]:
     """A byte's codes in the halves of a word, where `instructions` want them.
 
-    Those of int4 have other bits beside them. Of e2m1 the three bits of size are the last of the exponent and the first
-    behind the point.
+    Those of integers have other bits beside them. Of e2m1 the three bits of size are the last of the exponent and the
+    first behind the point.
     """
     wide = codes.astype(jnp.uint32)
-    if form.numbers == "int4":
+    if form.numbers != "e2m1":
         return wide * _apart(0)
     shift = _mantissa_bits(dtype) - 1
     size = wide * _apart(shift) & _both(7 << shift)
@@ -233,13 +285,13 @@ def codes_in_words(codes: UInt8[Array, "*block"], form: Form, dtype: jnp.dtype) 
 def instructions(form: Form, dtype: jnp.dtype) -> str:
     """What makes the numbers of both halves of a word, plus the two of another word, for `elementwise_inline_asm`.
 
-    Of int4 bits are put below those of a power of two whose last bit is 1, which the other word takes away. Of e2m1 the
-    exponent is too small by the difference of both types' biases, also where it is zero.
+    Of integers bits are put below those of a power of two whose last bit is 1, which the other word takes away. Of e2m1
+    the exponent is too small by the difference of both types' biases, also where it is zero.
     """
     bits = _mantissa_bits(dtype)
     bias = jnp.finfo(dtype).maxexp - 1
     kind = "bf16x2" if dtype == jnp.bfloat16 else "f16x2"
-    if form.numbers == "int4":
+    if form.numbers != "e2m1":
         factor, put = bias, f"lop3.b32 bits, $1, {_both(15):#x}, {_both(bias + bits << bits):#x}, 0xea;"  # (a & b) | c
     else:
         factor, put = 2 * bias - 1, "mov.b32 bits, $1;"
@@ -251,7 +303,9 @@ def instructions(form: Form, dtype: jnp.dtype) -> str:
 
 def offset_of(form: Form, dtype: jnp.dtype) -> int:
     """What `instructions` have to take away from what they put together, beside a zero."""
-    return 2 ** _mantissa_bits(dtype) + 8 if form.numbers == "int4" else 0
+    if form.numbers == "e2m1":
+        return 0
+    return 2 ** _mantissa_bits(dtype) + (8 if form.numbers == "int4" else 0)
 
 
 def _mantissa_bits(dtype: jnp.dtype) -> int:
@@ -268,7 +322,7 @@ def _apart(shift: int) -> int:
     return 1 << shift | 1 << shift + 12
 
 
-def _scales(stored: Num[Array, "*block"], form: Form) -> Float[Array, "*block"]:
+def _scales(stored: Num[Array, "*block"], form: Form) -> Num[Array, "*block"]:
     """Scales as numbers."""
     if stored.dtype != jnp.uint8:
         return stored

@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.few_bits_block import BARRIER_BYTES, Groups, Parts, Reading, parts_of, reading_of
+from jsg.kernels_pallas.few_bits_block import BARRIER_BYTES, Parts, Reading, parts_of, reading_of
 from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
 
 LEAST_BLOCKS = 4
@@ -111,22 +110,10 @@ def few_bits_matmul_kernel(
     Masked: rows past T, columns past F, and summands past D. A row that is not finite changes no other row.
     """
     (num_rows, depth), width, part = rows.shape, out.shape[2], pl.program_id(2)
-    row = pl.program_id(0) * cut.block_m + jnp.arange(cut.block_m)
+    row = (pl.program_id(0) * cut.block_m + jnp.arange(cut.block_m))[:, None]
     column = pl.program_id(1) * cut.block_n + jnp.arange(cut.block_n)
-    is_row, is_column = (row < num_rows)[:, None], (column < width)[None, :]
-
-    def add(index: Int[Array, ""], carry: tuple[Float[Array, "n m"], Groups]) -> tuple[Float[Array, "n m"], Groups]:
-        total, groups = carry
-        following = reading.groups(parts, (), column, index + 1)
-        weights = reading.weights(parts, (), column, index, groups)
-        k = index * cut.block_k + jnp.arange(cut.block_k)
-        right = plgpu.load(rows.at[row[:, None], k[None, :]], mask=is_row & (k < depth)[None, :], other=0)
-        return total + plgpu.dot(weights, right.T, allow_tf32=False), following
-
-    first, last = part * num_blocks, jnp.minimum((part + 1) * num_blocks, pl.cdiv(depth, cut.block_k))
-    begin = jnp.zeros((cut.block_n, cut.block_m), jnp.float32), reading.groups(parts, (), column, first)
-    total = lax.fori_loop(first, last, add, begin)[0].T
-    if parts.factor is not None:
-        total *= plgpu.load(parts.factor.at[0, column], mask=column < width, other=0)[None, :]
-    where = part, row[:, None], column[None, :]
-    plgpu.store(out.at[where], total.astype(out.dtype), mask=is_row & is_column)
+    is_row = row < num_rows
+    blocks = part * num_blocks, jnp.minimum((part + 1) * num_blocks, pl.cdiv(depth, cut.block_k))
+    (total,) = reading.sums(rows, row, is_row, (parts,), (), column, blocks)
+    where = part, row, column[None, :]
+    plgpu.store(out.at[where], total.astype(out.dtype), mask=is_row & (column < width)[None, :])

@@ -7,14 +7,13 @@ a step of R rows has at most R // block_m + E tiles:
     tiles     '-----' '   '-'   '-----' '---'
 
 A program owns one tile and `block_n` columns. In a step of few tokens the time is that of reading each kernel once.
-Kernels in few bits that have scales of groups are restored in registers, and their products are turned: see
-`few_bits_block`.
+Kernels in few bits that have scales of groups are restored in registers: see `few_bits_block`.
 Rows behind the last group are in no tile: nothing reads them, and their part of the result is not written.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +25,9 @@ from jaxtyping import Array, Bool, Float, Int, Num
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.few_bits_block import BARRIER_BYTES, Groups, Parts, Reading, parts_of, reading_of
+from jsg.kernels_pallas.few_bits_block import BARRIER_BYTES, Reading, parts_of, reading_of
 from jsg.kernels_pallas.form import Form
-from jsg.kernels_pallas.inputs import GroupKernels, Panels
+from jsg.kernels_pallas.inputs import GroupKernels, Panels, SharedKernels
 from jsg.kernels_pallas.reference_rows import opened
 from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
 
@@ -37,6 +36,10 @@ MEASURED_GROUPS = 8
 MOST_AT_ONCE = 512
 """The most rows for which gates are in the launch of their products. With more the launches are not what takes time,
 and sizes were measured for one kernel at a time."""
+
+
+type _Load = Callable[[int, Int[Array, "k 1"], Bool[Array, "k n"]], Float[Array, "k n"]]
+"""Loads a block of the kernel of this number: its rows, and which of its numbers there are."""
 
 
 class Sizes(NamedTuple):
@@ -101,7 +104,8 @@ def grouped_matmul(
         NotImplementedError: Rows and kernels have different types, without a scale. Or see `few_bits_block.reading_of`.
     """
     given = (GroupKernels(kernels, scale, bias),)
-    return _multiply(rows, None, given, sizes, None, result=result, interpret=interpret)
+    (out,) = _multiply(rows, None, given, sizes, None, None, result=result, interpret=interpret)
+    return out
 
 
 def grouped_gated(
@@ -120,7 +124,47 @@ def grouped_gated(
     """
     if len(x if tokens is None else tokens) > MOST_AT_ONCE:
         raise NotImplementedError(f"the Triton kernel takes at most {MOST_AT_ONCE} rows at once")
-    return _multiply(x, tokens, kernels, sizes, activation, result=x.dtype, interpret=interpret)
+    (out,) = _multiply(x, tokens, kernels, sizes, activation, None, result=x.dtype, interpret=interpret)
+    return out
+
+
+def takes_beside(
+    x: Float[Array, "T D"],
+    tokens: Int[Array, " R"],
+    kernels: Sequence[GroupKernels],
+    down: GroupKernels,
+    shared: SharedKernels,
+) -> bool:
+    """Whether `experts_beside` can do this: of few rows, kernels of their type, and a block as large as an expert."""
+    of_experts = *kernels, down
+    given = [*shared, *(each.values for each in of_experts)]
+    is_plain = all(isinstance(each, jax.Array) and each.dtype == x.dtype for each in given)
+    has_more = any(each.scale is not None or each.bias is not None for each in of_experts)
+    if has_more or not is_plain or len(tokens) > MOST_AT_ONCE:
+        return False
+    _, depth, width = kernels[0].values.shape
+    return shared.opened.shape == (depth, len(kernels), width) and shared.down.shape == down.values.shape[1:]
+
+
+def experts_beside(
+    x: Float[Array, "T D"],
+    tokens: Int[Array, " R"],
+    kernels: Sequence[GroupKernels],
+    down: GroupKernels,
+    sizes: Int[Array, " E"],
+    shared: SharedKernels,
+    activation: Activation,
+    *,
+    result: jax.typing.DTypeLike,
+    interpret: bool = False,
+) -> tuple[Float[Array, "R D"], Float[Array, "T D"]]:
+    """See `ops.experts_beside`."""
+    how = {"interpret": interpret}
+    beside = x, shared.opened
+    inner, shared_inner = _multiply(x, tokens, kernels, sizes, activation, beside, result=x.dtype, **how)
+    beside = shared_inner, shared.down[:, None]
+    made, shared_made = _multiply(inner, None, (down,), sizes, None, beside, result=result, **how)
+    return made, shared_made
 
 
 def _multiply(
@@ -129,37 +173,40 @@ def _multiply(
     kernels: Sequence[GroupKernels],
     sizes: Int[Array, " E"],
     activation: Activation | None,
+    beside: tuple[Float[Array, "B D"], Num[Array, "D parts F"]] | None,
     *,
     result: jax.typing.DTypeLike,
     interpret: bool,
-) -> Float[Array, "R F"]:
+) -> tuple[Float[Array, "_ F"], ...]:
+    """The results of the rows, and of others with kernels of their own if these are given beside them."""
     first = kernels[0].values
     assert not isinstance(first, Panels), "only a CPU has panels"
-    is_few = isinstance(first, Quantised)
-    stored, depth, width = first.form if is_few else first.dtype, rows.shape[1], first.shape[2]
-    num_rows = len(rows if tokens is None else tokens)
-    if not is_few and rows.dtype != stored and kernels[0].scale is None:
-        raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {stored}")
-    reading = reading_of(first, rows.dtype, is_compiled=not interpret) if is_few else None
-    cut = default_sizes(num_rows, len(sizes), rows.dtype, stored)
-    if reading is None:
-        cut = cut._replace(block_n=cut.block_n // len(kernels))
-    else:  # whose columns are shared out among warps
+    num_rows, depth, width = len(rows if tokens is None else tokens), rows.shape[1], first.shape[2]
+    if isinstance(first, Quantised):
+        reading = reading_of(first, rows.dtype, is_compiled=not interpret)
+        cut = default_sizes(num_rows, len(sizes), rows.dtype, first.form)
         reading = reading._replace(block_k=cut.block_k)
+    elif rows.dtype != first.dtype and kernels[0].scale is None:
+        raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {first.dtype}")
+    else:
+        reading, cut = None, default_sizes(num_rows, len(sizes), rows.dtype, first.dtype)
+        cut = cut._replace(block_n=cut.block_n // len(kernels))
     values, scales, biases = (tuple(x for x in of_all if x is not None) for of_all in zip(*kernels, strict=True))
-    parts = tuple(parts_of(each) if isinstance(each, Quantised) else Parts(each, None, None, None) for each in values)
-    parts = (each._replace(factor=scale) for each, scale in zip(parts, scales, strict=True)) if scales else parts
-    read = (sizes, rows, () if tokens is None else (tokens,), tuple(parts), biases)
+    values = tuple(parts_of(each) if isinstance(each, Quantised) else each for each in values)
+    read = (sizes, rows, () if tokens is None else (tokens,), values, scales, biases, beside or ())
     most_tiles = num_rows // cut.block_m + min(len(sizes), num_rows)
-    return pl.pallas_call(
-        functools.partial(grouped_matmul_kernel, cut, depth, width, activation, reading),
-        grid=(most_tiles, pl.cdiv(width, cut.block_n)),
+    made = [jax.ShapeDtypeStruct((count, width), result) for count in (num_rows, *(len(x) for x in read[-1][:1]))]
+    num_tiles = most_tiles + sum(pl.cdiv(each.shape[0], cut.block_m) for each in made[1:])
+    results = pl.pallas_call(
+        functools.partial(grouped_matmul_kernel, cut, depth, width, most_tiles, activation, reading),
+        grid=(num_tiles, pl.cdiv(width, cut.block_n)),
         in_specs=jax.tree.map(whole_spec, read),
-        out_specs=pl.BlockSpec((num_rows, width), lambda *_: (0, 0)),
-        out_shape=jax.ShapeDtypeStruct((num_rows, width), result),
+        out_specs=[whole_spec(each) for each in made],
+        out_shape=made,
         compiler_params=plgpu.CompilerParams(num_warps=cut.num_warps, num_stages=cut.num_stages),
         interpret=interpret,
     )(*read)
+    return tuple(results)
 
 
 def default_sizes(num_rows: int, num_groups: int, dtype: jnp.dtype, stored: jnp.dtype | Form) -> Sizes:
@@ -178,11 +225,11 @@ def default_sizes(num_rows: int, num_groups: int, dtype: jnp.dtype, stored: jnp.
 
 def shared_bytes(sizes: Sizes, dtype: jnp.dtype, stored: jnp.dtype | Form, num_kernels: int = 1) -> int:
     """The bytes of shared memory that a program takes, or more: blocks in flight, and one that is converted."""
-    kernel, is_few = sizes.block_k * sizes.block_n, isinstance(stored, Form)
-    of_rows = sizes.block_m * sizes.block_k * dtype.itemsize
-    in_flight = of_rows + num_kernels * (kernel // stored.per_byte if is_few else kernel * stored.itemsize)
+    kernel, of_rows = sizes.block_k * sizes.block_n, sizes.block_m * sizes.block_k * dtype.itemsize
+    of_kernel = kernel // stored.per_byte if isinstance(stored, Form) else kernel * stored.itemsize
     converted = kernel * dtype.itemsize if stored != dtype else 0
-    left_side = sizes.block_n if is_few else sizes.block_m
+    left_side = sizes.block_n if isinstance(stored, Form) else sizes.block_m
+    in_flight = of_rows + num_kernels * of_kernel
     return stages_in_memory(sizes.num_stages, left_side) * in_flight + converted + BARRIER_BYTES
 
 
@@ -190,19 +237,23 @@ def grouped_matmul_kernel(
     cut: Sizes,
     depth: int,
     width: int,
+    most_tiles: int,
     activation: Activation | None,
     reading: Reading | None,
     sizes: jax.Ref,
     rows: jax.Ref,
     tokens: tuple[jax.Ref, ...],
-    kernels: tuple[Parts, ...],
+    kernels: tuple[Any, ...],
+    scales: tuple[jax.Ref, ...],
     biases: tuple[jax.Ref, ...],
-    out: jax.Ref,
+    beside: tuple[jax.Ref, ...],
+    *outs: jax.Ref,
 ) -> None:
-    """One program: a tile of rows and `block_n` columns of the result. Each kernel has factor and bias, or none has.
+    """One program: a tile of rows and `block_n` columns of the result. Each kernel has a scale and a bias, or none has.
 
     With `tokens` these are the rows that it reads. With an activation kernels are those of gates, if there are any, and
-    of what gates let through.
+    of what gates let through. Tiles past `most_tiles` are of the rows `beside`, whose kernels stand side by side.
+    With `reading` kernels are the parts of those in few bits.
 
     Grid: (tiles, column blocks). Tiles of one group, which read the same part of its kernel, follow one another.
     Blocks: every array stays in device memory. Owns: its rows and columns of the result.
@@ -212,62 +263,71 @@ def grouped_matmul_kernel(
     """
     groups = jnp.arange(pl.next_power_of_2(len(sizes)))
     padded = plgpu.load(sizes.at[groups], mask=groups < len(sizes), other=0)
-    tile = tile_of(padded, pl.program_id(0), cut.block_m)
+    number = pl.program_id(0)
+    tile = tile_of(padded, number, cut.block_m)
     column = pl.program_id(1) * cut.block_n + jnp.arange(cut.block_n)
+    row, is_column = jnp.arange(cut.block_m), (column < width)[None, :]
 
-    @pl.when(tile.num_rows > 0)
-    def _() -> None:
-        row = jnp.arange(cut.block_m)
-        is_row, is_column = (row < tile.num_rows)[:, None], (column < width)[None, :]
-        where = source = (tile.start + row)[:, None]
-        for ref in tokens:
-            source = plgpu.load(ref.at[where], mask=is_row, other=0)
+    def sums(rows: jax.Ref, source: Int[Array, "m 1"], is_row: Bool[Array, "m 1"], load: _Load) -> list[Array]:
+        """The products of these rows with each kernel."""
 
-        at = (tile.group,)
-
-        def ahead(index: Int[Array, ""]) -> tuple[Groups, ...]:
-            return () if reading is None else tuple(reading.groups(each, at, column, index) for each in kernels)
-
-        def add(
-            index: Int[Array, ""], carry: tuple[tuple[Float[Array, "..."], ...], tuple[Groups, ...]]
-        ) -> tuple[tuple[Float[Array, "..."], ...], tuple[Groups, ...]]:
-            totals, groups = carry
-            following = ahead(index + 1)
+        def add(index: Int[Array, ""], totals: tuple[Float[Array, "m n"], ...]) -> tuple[Float[Array, "m n"], ...]:
             k = index * cut.block_k + jnp.arange(cut.block_k)
             is_k = k < depth
             left = plgpu.load(rows.at[source, k[None, :]], mask=is_row & is_k[None, :], other=0)
-            if reading is None:
-                where = *at, k[:, None], column[None, :]
-                blocks = (_load(each.values, where, is_k[:, None] & is_column, left.dtype) for each in kernels)
-                products = [plgpu.dot(left, right, allow_tf32=False) for right in blocks]
-            else:
-                given = zip(kernels, groups, strict=True)
-                turned = (reading.weights(each, at, column, index, own) for each, own in given)
-                products = [plgpu.dot(weights, left.T, allow_tf32=False) for weights in turned]
-            return tuple(total + each for total, each in zip(totals, products, strict=True)), following
+            blocks = (load(part, k[:, None], is_k[:, None] & is_column) for part in range(len(kernels)))
+            products = (plgpu.dot(left, right, allow_tf32=False) for right in blocks)
+            return tuple(total + product for total, product in zip(totals, products, strict=True))
 
-        shape = (cut.block_m, cut.block_n) if reading is None else (cut.block_n, cut.block_m)
-        begin = (jnp.zeros(shape, jnp.float32),) * len(kernels), ahead(jnp.int32(0))
-        totals = list(lax.fori_loop(0, pl.cdiv(depth, cut.block_k), add, begin)[0])
-        totals = totals if reading is None else [each.T for each in totals]
-        for part, each in enumerate(kernels):
-            if each.factor is not None:
-                factor = plgpu.load(each.factor.at[tile.group, 0, column], mask=column < width, other=0)
-                totals[part] *= factor[None, :]
-        for part, bias in enumerate(biases):
-            row_of_group = plgpu.load(bias.at[tile.group, column], mask=column < width, other=0)
-            totals[part] += row_of_group.astype(jnp.float32)[None, :]
+        zeros = (jnp.zeros((cut.block_m, cut.block_n), jnp.float32),) * len(kernels)
+        return list(lax.fori_loop(0, pl.cdiv(depth, cut.block_k), add, zeros))
+
+    def store(totals: list[Array], out: jax.Ref, where: Int[Array, "m 1"], is_row: Bool[Array, "m 1"]) -> None:
         made = totals[0]
         if activation is not None:  # of what was rounded, as where it is a launch of its own
             made = opened(tuple(each.astype(rows.dtype) for each in totals), activation, jnp.float32)
         plgpu.store(out.at[where, column[None, :]], made.astype(out.dtype), mask=is_row & is_column)
 
+    @pl.when(tile.num_rows > 0)
+    def _() -> None:
+        is_row = (row < tile.num_rows)[:, None]
+        where = source = (tile.start + row)[:, None]
+        for ref in tokens:
+            source = plgpu.load(ref.at[where], mask=is_row, other=0)
 
-def _load(
-    kernels: jax.Ref, at: tuple[Array, Array, Array], mask: Bool[Array, "k n"], dtype: jnp.dtype
-) -> Float[Array, "k n"]:
+        def load(part: int, k: Int[Array, "k 1"], mask: Bool[Array, "k n"]) -> Float[Array, "k n"]:
+            return _load(kernels[part].at[tile.group, k, column[None, :]], mask, rows.dtype)
+
+        if reading is None:
+            totals = sums(rows, source, is_row, load)
+        else:
+            blocks = 0, pl.cdiv(depth, cut.block_k)
+            totals = reading.sums(rows, source, is_row, kernels, (tile.group,), column, blocks)
+        for part, scale in enumerate(scales):
+            totals[part] *= plgpu.load(scale.at[tile.group, 0, column], mask=column < width, other=0)[None, :]
+        for part, bias in enumerate(biases):
+            row_of_group = plgpu.load(bias.at[tile.group, column], mask=column < width, other=0)
+            totals[part] += row_of_group.astype(jnp.float32)[None, :]
+        store(totals, outs[0], where, is_row)
+
+    if not beside:
+        return
+    others, joint = beside
+
+    @pl.when(number >= most_tiles)
+    def _() -> None:
+        where = ((number - most_tiles) * cut.block_m + row)[:, None]
+        is_row = where < others.shape[0]
+
+        def load(part: int, k: Int[Array, "k 1"], mask: Bool[Array, "k n"]) -> Float[Array, "k n"]:
+            return _load(joint.at[k, part, column[None, :]], mask, rows.dtype)
+
+        store(sums(others, where, is_row, load), outs[1], where, is_row)
+
+
+def _load(block_of: Any, mask: Bool[Array, "k n"], dtype: jnp.dtype) -> Float[Array, "k n"]:
     """A block of a kernel in `dtype`, zero where masked."""
-    if kernels.dtype == dtype:
-        return plgpu.load(kernels.at[at], mask=mask, other=0)
-    block = plgpu.load(kernels.at[at], mask=mask)  # no `other`: 8-bit floats cannot be lowered with one
+    if block_of.dtype == dtype:
+        return plgpu.load(block_of, mask=mask, other=0)
+    block = plgpu.load(block_of, mask=mask)  # no `other`: 8-bit floats cannot be lowered with one
     return jnp.where(mask, block.astype(dtype), 0)

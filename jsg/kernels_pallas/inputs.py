@@ -1,6 +1,6 @@
 """The inputs of paged attention beside queries, keys and values. Letters: `jsg/models/inputs.py`."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int, Num
 
@@ -16,7 +16,7 @@ first numbers of its keys has one array too, `[P, page_size, K, H]`. Only the op
 
 PANEL_WIDTH = 16
 """Columns of a panel: the float32 of one AVX-512 register, of two of AVX2, of four of NEON."""
-TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 1, "e4m3": 1, "int4": 4, "e2m1": 4}
+TOGETHER = {"float32": 1, "bfloat16": 2, "int8": 1, "e4m3": 1, "int4": 4, "uint4": 4, "e2m1": 4}
 """How many stored numbers of each column lie side by side, by the type of a kernel. The matrix unit of a CPU (AMX)
 multiplies pairs of bfloat16. Four bytes of numbers in 4 bits fill a lane of 32 bits, and shifts get at each of them."""
 
@@ -30,21 +30,38 @@ class Panels(NamedTuple):
         form: How a kernel in few bits is kept; None for others.
         scale: [F / PANEL_WIDTH, groups, PANEL_WIDTH, 1], if groups of inputs have scales.
         zero: Likewise their zeros.
-        factor: [F / PANEL_WIDTH, 1, PANEL_WIDTH, 1], what each column's sum is multiplied with, if anything.
+        factor: [F / PANEL_WIDTH, 1, PANEL_WIDTH, 1], what each column's sum is multiplied with, if anything; or if
+            scales have factors in blocks, these.
         order: [D] The inputs in the order in which the panels have them; None for their own.
+        step: [F / PANEL_WIDTH, blocks, PANEL_WIDTH, 1], the steps of zeros, if they have any.
     """
 
     values: Num[Array, "panels D_part width together"]
     form: Form | None = None
-    scale: Float[Array, "panels groups width 1"] | None = None
+    scale: Num[Array, "panels groups width 1"] | None = None
     zero: Int[Array, "panels groups width 1"] | None = None
-    factor: Float[Array, "panels 1 width 1"] | None = None
+    factor: Float[Array, "panels blocks width 1"] | None = None
     order: Int[Array, " D"] | None = None
+    step: Float[Array, "panels blocks width 1"] | None = None
 
     @property
     def kind(self) -> str:
         """The kind of its numbers, a key of `TOGETHER`."""
         return str(self.values.dtype) if self.form is None else self.form.numbers
+
+
+class Fp8Kernel(NamedTuple):
+    """A kernel in e4m3 for products whose rows are rounded to e4m3 too. Its inputs are the last axis.
+
+    So the tensor cores read it: they want both sides of a product with what is summed side by side.
+
+    Attributes:
+        values: [*out, D], or those of several experts [E, F, D].
+        scale: [groups, *out], or [E, groups, F]: one for each group of consecutive inputs, or for all of them.
+    """
+
+    values: Any
+    scale: Any
 
 
 class PrefixGroups(NamedTuple):
@@ -108,13 +125,25 @@ class GroupKernels(NamedTuple):
 
     Attributes:
         values: The kernels. Those in few bits that have scales of groups are a `Quantised`, or on a CPU in panels.
-        scale: The factor of the sums of each column; None if the kernels are as long as the rows.
+        scale: The factor of the sums of each column; None if the kernels are as long as the rows, or have scales.
         bias: What is added to each column; None for nothing.
     """
 
-    values: Num[Array, "E D F"] | Quantised | Panels
+    values: Num[Array, "E D F"] | Quantised | Panels | Fp8Kernel
     scale: Float[Array, "E 1 F"] | None = None
     bias: Float[Array, "E F"] | None = None
+
+
+class SharedKernels(NamedTuple):
+    """The kernels of a block that all tokens use, beside those of experts. See `ops.experts_beside`.
+
+    Attributes:
+        opened: Those of gates, if there are any, and of what they let through, side by side.
+        down: That of what is let through.
+    """
+
+    opened: Num[Array, "D parts F"]
+    down: Num[Array, "F D"]
 
 
 class Scoring(NamedTuple):

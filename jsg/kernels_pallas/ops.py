@@ -1,13 +1,11 @@
 """The operations that have kernels. Each function chooses an implementation. Letters: `jsg/models/inputs.py`.
 
-"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "native" is machine code for a
-CPU; "reference" is plain `jnp` and always works. If a kernel cannot do a case, it raises `NotImplementedError`, and
-the reference is used instead; `refusals` then says so.
+"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "native" is machine code for a CPU;
+"reference" is plain `jnp`, which always works and is used where a kernel raises `NotImplementedError`: see `refusals`.
 """
 
 import contextlib
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Num, UInt
 
 from jsg.kernels_pallas import (
+    fp8,
     reference,
     reference_convolution,
     reference_delta,
@@ -26,10 +25,12 @@ from jsg.kernels_pallas import (
 )
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
+from jsg.kernels_pallas.falling_back import falling_back, refusals  # noqa: F401 # others ask `ops` for refusals
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
+    Fp8Kernel,
     GatesApart,
     GroupKernels,
     HeadNorms,
@@ -39,15 +40,11 @@ from jsg.kernels_pallas.inputs import (
     PieceTiles,
     ScanWeights,
     Scoring,
+    SharedKernels,
     StateCache,
 )
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.window import Window
-
-logger = logging.getLogger(__name__)
-
-refusals: dict[str, str] = {}
-"""Operations that the reference did for a kernel in traces since this was cleared, and why."""
 
 ATTENTION = "paged_attention"
 BEST = {"gpu": "triton", "cuda": "triton", "tpu": "tpu", "cpu": "native"}
@@ -113,12 +110,12 @@ def rotate_and_write(
         case "triton":
             from jsg.kernels_pallas import rotate_and_write as kernel  # not at the top: a CPU does not need Pallas
 
-            with _falling_back("rotate_and_write", "triton", implementation):
+            with falling_back("rotate_and_write", "triton", implementation):
                 return kernel.rotate_and_write(qkv, cos, sin, slots, cache, norms, interpret=_interprets())
         case "native":
             from jsg.kernels_pallas.native import rotate_and_write as native
 
-            with _falling_back("rotate_and_write", "native", implementation):
+            with falling_back("rotate_and_write", "native", implementation):
                 return native.rotate_and_write(qkv, cos, sin, slots, cache, norms)
         case _:
             pass
@@ -158,17 +155,19 @@ def paged_attention(
     how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     match implementation or best_implementation():
         case "triton":
-            with _falling_back(ATTENTION, "triton", implementation):
-                return _triton_attention(queries, cache, inputs, **how)
+            from jsg.kernels_pallas import triton_attention
+
+            with falling_back(ATTENTION, "triton", implementation):
+                return triton_attention.paged_attention(queries, cache, inputs, **how, interpret=_interprets())
         case "tpu":
             from jsg.kernels_pallas import tpu
 
-            with _falling_back(ATTENTION, "tpu", implementation):
+            with falling_back(ATTENTION, "tpu", implementation):
                 return tpu.paged_attention(queries, cache, inputs, **how)
         case "native":
             from jsg.kernels_pallas.native import attention
 
-            with _falling_back(ATTENTION, "native", implementation):
+            with falling_back(ATTENTION, "native", implementation):
                 scoring = Scoring(scale, window, softcap)
                 keys, values = reference_write.keys_and_values(cache)
                 out = attention.paged_attention(queries, keys, values, inputs, scoring, sinks)
@@ -176,10 +175,8 @@ def paged_attention(
         case "reference":
             pass
         case unknown:
-            raise NotImplementedError(
-                f"paged_attention has no implementation {unknown!r}; "
-                "there are 'triton', 'tpu', 'native' and 'reference'"
-            )
+            known = "'triton', 'tpu', 'native' and 'reference'"
+            raise NotImplementedError(f"paged_attention has no implementation {unknown!r}; there are {known}")
     keys, values = reference_write.keys_and_values(cache)
     out = reference.paged_attention(queries, keys, values, inputs, **how)
     return jnp.asarray(out, queries.dtype)
@@ -209,8 +206,11 @@ def latent_attention(
     of the value, for the published widths of 576 and 512.
     """
     if (implementation or best_implementation()) == "triton":
-        with _falling_back(ATTENTION, "triton", implementation):
-            return _triton_attention(queries, cache, inputs, scale=scale, value_dim=value_dim)
+        from jsg.kernels_pallas import triton_attention
+
+        with falling_back(ATTENTION, "triton", implementation):
+            how: dict[str, Any] = {"value_dim": value_dim, "interpret": _interprets()}
+            return triton_attention.paged_attention(queries, cache, inputs, scale=scale, **how)
     (rows,) = cache
     out = paged_attention(queries, (rows, rows), inputs, scale=scale, implementation=implementation)
     return out[..., :value_dim]
@@ -260,7 +260,7 @@ def gated_delta(
         case "triton":
             from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
-            with _falling_back("gated_delta", "triton", implementation):
+            with falling_back("gated_delta", "triton", implementation):
                 in_tiles = apart is None and delta_tiles.takes(joint, cache)
                 if tiles is not None and in_tiles and isinstance(weights, DeltaWeights):
                     return delta_tiles.gated_delta(*given, weights, *kept, tiles, interpret=_interprets())
@@ -270,7 +270,7 @@ def gated_delta(
         case "native":
             from jsg.kernels_pallas.native import delta, scan
 
-            with _falling_back("gated_delta", "native", implementation):
+            with falling_back("gated_delta", "native", implementation):
                 if isinstance(weights, ScanWeights):
                     return scan.selective_scan(*given, weights, *kept)
                 return delta.gated_delta(*given, weights, *kept, apart)
@@ -312,7 +312,7 @@ def short_convolution(
 
 def matmul(
     x: Float[Array, "T D"],
-    kernel: Panels | Quantised,
+    kernel: Panels | Quantised | Fp8Kernel,
     result: jax.typing.DTypeLike = jnp.float32,
     sizes: Int[Array, " E"] | None = None,
     *,
@@ -323,7 +323,7 @@ def matmul(
     Args:
         x: The rows.
         kernel: In panels on a CPU, that of one product or those of several experts. Each result is summed over D in an
-            order that does not depend on the other rows. Or one in few bits, restored in the type of `x`.
+            order that does not depend on the other rows. Or in few bits, restored in the type of `x`; or in `fp8`.
         result: Type of the result. Of panels float32 or bfloat16.
         sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
         implementation: Of a kernel in few bits: "triton", which restores parts in registers, "reference", which writes
@@ -333,10 +333,12 @@ def matmul(
         from jsg.kernels_pallas.native import matmul as native
 
         return native.matmul(x, kernel, result, sizes)
+    if isinstance(kernel, Fp8Kernel):
+        return fp8.matmul(x, kernel, result, implementation, best_implementation())
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
 
-        with _falling_back("few_bits_matmul", "triton", implementation):
+        with falling_back("few_bits_matmul", "triton", implementation):
             return few_bits_matmul(x, kernel, result, interpret=_interprets())
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # as `models.layers.project`
     return jnp.tensordot(x, kernel.restored(x.dtype), 1, precision=precision, preferred_element_type=result)
@@ -358,7 +360,7 @@ def gated(
     if activation != "relu2" and (implementation or best_implementation()) == "native":
         from jsg.kernels_pallas.native import gated as native
 
-        with _falling_back("gated", "native", implementation):
+        with falling_back("gated", "native", implementation):
             return native.gated(gate_up, activation)
     return reference_rows.gated(gate_up, activation, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
 
@@ -421,7 +423,7 @@ def expert_routes(
 
 def grouped_matmul(
     rows: Float[Array, "R D"],
-    kernels: Num[Array, "E D F"] | Quantised | Panels,
+    kernels: Num[Array, "E D F"] | Quantised | Panels | Fp8Kernel,
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
@@ -437,8 +439,8 @@ def grouped_matmul(
     Args:
         rows: The rows of group 0, then those of group 1, and so on.
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
-            Those in panels have their scales. Those in few bits are restored in the type of the rows: by "triton" part
-            by part in registers, else all of them first.
+            Those in panels, and those of `fp8`, have their scales. A `Quantised` is restored in the type of the rows,
+            by "triton" part by part in registers, else all of it first.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
         bias: What is added to each column; None for nothing.
@@ -454,10 +456,12 @@ def grouped_matmul(
         is_there = jnp.arange(len(rows))[:, None] < sizes.sum()  # other rows of the result are not written
         sums = jnp.where(is_there, matmul(rows, kernels, result if bias is None else jnp.float32, sizes), 0)
         return (sums if bias is None else sums + bias[group]).astype(result)
+    if isinstance(kernels, Fp8Kernel):
+        return fp8.grouped_matmul(rows, kernels, sizes, bias, result, implementation, best_implementation())
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import grouped_matmul as kernel
 
-        with _falling_back("grouped_matmul", "triton", implementation):
+        with falling_back("grouped_matmul", "triton", implementation):
             return kernel.grouped_matmul(
                 rows, kernels, sizes, scale=scale, bias=bias, result=result, interpret=_interprets()
             )
@@ -501,11 +505,49 @@ def grouped_gated(
         from jsg.kernels_pallas import grouped_matmul as kernel
 
         with contextlib.nullcontext() if implementation else contextlib.suppress(NotImplementedError):
+            kernel = fp8 if isinstance(kernels[0].values, Fp8Kernel) else kernel
             return kernel.grouped_gated(x, tokens, kernels, sizes, activation, interpret=_interprets())
     copies = x if tokens is None else x[tokens]
     how = {"result": result, "implementation": implementation}
     made = [grouped_matmul(copies, each.values, sizes, scale=each.scale, bias=each.bias, **how) for each in kernels]
     return gated(jnp.stack([each.astype(x.dtype) for each in made], axis=1), activation, implementation=implementation)
+
+
+def experts_beside(
+    x: Float[Array, "T D"],
+    routes: Routes,
+    kernels: Sequence[GroupKernels],
+    down: GroupKernels,
+    shared: SharedKernels,
+    activation: Activation,
+    *,
+    result: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "R D"], Float[Array, "T D"]] | None:
+    """Both products of experts, with those of the block that all rows use in the same two launches.
+
+    Args:
+        x: The rows.
+        routes: Which of them each copy is, and how many copies each expert has.
+        kernels: As in `grouped_gated`.
+        down: Those of what is let through.
+        shared: The kernels of the shared block.
+        activation: Which function of the gates.
+        result: Type of the results.
+        implementation: "triton", or None for that where it is the best one.
+
+    Returns:
+        The results of the copies, and those of the rows in the shared block. None where these are launches of their
+        own: of many rows, of other sizes or types, and with other implementations.
+    """
+    if (implementation or best_implementation()) != "triton":
+        return None
+    from jsg.kernels_pallas import grouped_matmul as kernel
+
+    if not kernel.takes_beside(x, routes.tokens, kernels, down, shared):
+        return None
+    given = x, routes.tokens, kernels, down, routes.sizes, shared, activation
+    return kernel.experts_beside(*given, result=result, interpret=_interprets())
 
 
 def kept_threshold(
@@ -555,45 +597,6 @@ def top_logits(
     return reference_threshold.top_logits(logits, count)
 
 
-def _triton_attention(
-    queries: Float[Array, "T N H"],
-    cache: LayerCache,
-    inputs: AttentionInputs,
-    *,
-    value_dim: int | None = None,
-    **how: Any,
-) -> Float[Array, "T N value"]:
-    """Chooses the kernel: a step with query tiles is one launch; one of singles splits contexts and shares prefixes.
-
-    Latent rows are read for so many heads at a time that the members of a group would not fit beside each other.
-    """
-    from jsg.kernels_pallas.cascade import cascade
-    from jsg.kernels_pallas.paged_decode import paged_decode
-    from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
-
-    if len(cache) != (2 if value_dim is None else 1):
-        raise NotImplementedError("the Triton kernels want keys and values in arrays of their own")
-    without_tiles = paged_decode if inputs.groups is None or value_dim is not None else cascade
-    attend = ragged_paged_attention if inputs.tile_rows.shape[0] else without_tiles
-    how |= {} if value_dim is None else {"value_dim": value_dim}
-    return attend(queries, cache[0], cache[-1], inputs, **how, interpret=_interprets()).out
-
-
 def _interprets() -> bool:
     """Whether kernels run in Pallas' interpret mode, because there is no GPU."""
     return target_platform() == "cpu"
-
-
-@contextlib.contextmanager
-def _falling_back(operation: str, kernel: str, named: str | None) -> Iterator[None]:
-    """Lets the reference do a case that a kernel cannot do, unless that kernel was named, and says so once."""
-    try:
-        yield
-    except NotImplementedError as error:
-        if named:
-            raise
-        if operation not in refusals:
-            # On a CPU this costs little, and on a GPU much.
-            level = logging.INFO if kernel == "native" else logging.WARNING
-            logger.log(level, "%s by 'reference', because %r cannot do it: %s", operation, kernel, error)
-        refusals[operation] = str(error)

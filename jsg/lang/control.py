@@ -11,10 +11,10 @@ from typing import Any
 from jsg.errors import ProgramError
 from jsg.lang.executor.conditions import holds
 from jsg.lang.graphs.nodes import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue
-from jsg.lang.ir import Expr, ExprList, parts_of
 from jsg.lang.tracing import scope
 from jsg.lang.tracing.traced_state import OrderFree, TracedState
 from jsg.lang.tracing.tracer import Tracer
+from jsg.lang.words.ir import Expr, ExprList, parts_of
 
 MAX_ROUNDS = 1000
 

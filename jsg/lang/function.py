@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final, overload
 
 from jsg.errors import ProgramError
-from jsg.lang import batch
-from jsg.lang.awaited import awaited
-from jsg.lang.backend import Backend, BackendSource
-from jsg.lang.defaults import as_backend
-from jsg.lang.ir import PUBLISHED, SamplingArgs
-from jsg.lang.keywords import advice, unknown_in_batch
-from jsg.lang.run import Run, calling_run
-from jsg.lang.run_args import RunArgs, take_run_args
-from jsg.lang.state import ProgramState
+from jsg.lang.program import batch
+from jsg.lang.program.awaited import awaited
+from jsg.lang.program.defaults import as_backend
+from jsg.lang.program.run import Run, calling_run
+from jsg.lang.program.run_args import RunArgs, take_run_args
+from jsg.lang.program.state import ProgramState
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.tracing import scope
+from jsg.lang.words.backend import Backend, BackendSource
+from jsg.lang.words.ir import PUBLISHED, SamplingArgs
+from jsg.lang.words.keywords import advice, unknown_in_batch
 
 
 @final

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Protocol, final, overload
 
-from jsg.lang import batch
-from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.executor.compiled import CompiledFunction
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.state import ProgramState
+from jsg.lang.program import batch
+from jsg.lang.program.state import ProgramState
+from jsg.lang.words.backend import Backend, BackendSource
 
 class Runs[**P, R](Protocol):
     """Runs a program with its own parameters. A run that also takes arguments of `RunArgs` may have any others."""

@@ -18,7 +18,7 @@ import ml_dtypes  # teaches numpy bfloat16, which safetensors asks it for
 import numpy as np
 
 from jsg.errors import ModelError
-from jsg.fields import read_json
+from jsg.kernels_pallas.form import Form
 from jsg.malloc import rows_at_once
 from jsg.models import orbax_checkpoint
 from jsg.models.forms import GGUF_LINK, INDEX_FILE, SINGLE_FILE, has_weights, weights_form
@@ -26,6 +26,7 @@ from jsg.models.gguf_tensors import open_tensors
 from jsg.models.published.kernel import Kept, restored
 from jsg.models.published.record import KeptForm
 from jsg.models.spec import AS_STORED, TensorNames
+from jsg.sources import read_json
 
 MAX_FILES = 1000
 DTYPES = ("F32", "F16", "BF16")
@@ -84,8 +85,8 @@ class FewBits(StoredTensor, Protocol):
         """Its form, with what else kernels must have in common to be kept as one; None if it must be restored."""
         ...
 
-    def kept(self, slices: tuple[slice, ...]) -> Kept:
-        """A slice of [..., out, in] in its few bits, if it has a form. Raises ModelError if it is damaged."""
+    def kept(self, slices: tuple[slice, ...], form: Form) -> Kept:
+        """A slice of [..., out, in] in a form that its own can be. Raises ModelError if it is damaged."""
         ...
 
 
@@ -195,18 +196,21 @@ class Checkpoint:
         """
         _, tensor = self._stored[name]
         numbers = tensor.read((*slices, *(slice(None),) * (len(tensor.shape) - len(slices))))
-        whole = tensor.num_bytes if isinstance(tensor, FewBits) else 0
-        with self._lock:
-            self.num_bytes_read += numbers.size * whole // math.prod(tensor.shape) if whole else numbers.nbytes
+        self._count(tensor, numbers.size, numbers.nbytes)
         return numbers
 
-    def kept(self, name: str, slices: tuple[slice, ...]) -> Kept:
-        """A slice of [..., out, in] of a kernel that has a form, in its few bits. See `read`."""
+    def _count(self, tensor: StoredTensor, num_read: int, num_bytes: int) -> None:
+        """Counts numbers that were read, which take so many bytes if they are whole."""
+        few = tensor.num_bytes if isinstance(tensor, FewBits) else 0
+        with self._lock:
+            self.num_bytes_read += num_read * few // math.prod(tensor.shape) if few else num_bytes
+
+    def kept(self, name: str, slices: tuple[slice, ...], form: Form) -> Kept:
+        """A slice of [..., out, in] of a kernel that has a form, in this one. See `read` and `Form.joined`."""
         _, tensor = self._stored[name]
         assert isinstance(tensor, FewBits), "a tensor with a form"
-        kept = tensor.kept(slices)
-        with self._lock:
-            self.num_bytes_read += kept.numbers.nbytes + kept.scale.nbytes
+        kept = tensor.kept(slices, form)
+        self._count(tensor, kept.numbers.size * form.per_byte, kept.numbers.nbytes)
         return kept
 
     def piece(self, name: str, outer: int = 0) -> Piece:
@@ -215,8 +219,14 @@ class Checkpoint:
 
     def forms(self) -> dict[str, KeptForm]:
         """How kernels are kept in few bits, by name, of those that can be."""
-        in_few_bits = {name: tensor for name, (_, tensor) in self._stored.items() if isinstance(tensor, FewBits)}
-        return {name: form for name, tensor in in_few_bits.items() if (form := tensor.kept_form) is not None}
+        # `isinstance` of a protocol would take a second for the experts of a large model.
+        forms = {name: getattr(tensor, "kept_form", None) for name, (_, tensor) in self._stored.items()}
+        orders = {"": ""}  # programs depend on which kernels have one order, and not on the order
+        return {
+            name: form._replace(order=orders.setdefault(form.order, f"order {len(orders)}"))
+            for name, form in forms.items()
+            if form is not None
+        }
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""

@@ -7,7 +7,6 @@ not supported is refused by name. Field names of transformers 4 and of transform
 import dataclasses
 from pathlib import Path
 
-from jsg.fields import Fields, read_json
 from jsg.models.published.record import Published
 from jsg.models.published.sections import notes_of, read_published
 from jsg.models.registry import FAMILIES, TEXT_HALVES, WRAPPERS, served_name, shortened
@@ -15,6 +14,7 @@ from jsg.models.spec import ModelSpec
 from jsg.models.vision_config import TOWER_FIELDS, VISION_KINDS, read_tower, read_vision
 from jsg.models.without_effect import refuse_unknown
 from jsg.models.wrapper import Wrapper
+from jsg.sources import Fields, read_json
 
 
 def read_spec(path: Path) -> ModelSpec:

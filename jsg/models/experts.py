@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.inputs import GroupKernels
+from jsg.kernels_pallas.inputs import GroupKernels, SharedKernels
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
@@ -116,9 +116,14 @@ class SparseFeedForward(nnx.Module):
         opened = ((self.gate, gate), (self.up, up))
         kernels = [_of_groups(kernel, bias) for kernel, bias in opened if kernel is not None]
         result = activation_result(x.dtype)
-        inner = ops.grouped_gated(rows, tokens, kernels, routes.sizes, self.spec.activation, result=result)
-        values, scale, down = _of_groups(self.down, None if down is None else on_first_of_group(down))
-        made = ops.grouped_matmul(inner, values, routes.sizes, scale=scale, bias=down, result=result)
+        last = _of_groups(self.down, None if down is None else on_first_of_group(down))
+        both = self._beside(x, routes, kernels, last, result)
+        if both is None:
+            inner = ops.grouped_gated(rows, tokens, kernels, routes.sizes, self.spec.activation, result=result)
+            made = ops.grouped_matmul(inner, last.values, routes.sizes, scale=last.scale, bias=last.bias, result=result)
+            share = None if self.shared is None else self.shared.part(x)
+        else:
+            made, share = both
         made = made.astype(x.dtype)[routes.places]
         weighted = made if self.spec.router.weighs_input else weights[..., None] * made
         if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
@@ -126,13 +131,30 @@ class SparseFeedForward(nnx.Module):
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
         if self.latent:  # before the sum over devices, so that there is one
             part = self.latent[1].part(part).astype(x.dtype)
-        if self.shared is not None:
-            share = self.shared.part(x).astype(x.dtype)
+        if share is not None:
+            share = share.astype(x.dtype)
             part += share if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * share
         part = add_up(part)
         for last in (*self.latent[1:], *([self.shared.down] if self.shared else [])):
             part = part if last.bias is None else part + last.bias[...]
         return part
+
+    def _beside(
+        self,
+        x: Float[Array, "T D"],
+        routes: Routes,
+        kernels: list[GroupKernels],
+        down: GroupKernels,
+        result: jax.typing.DTypeLike,
+    ) -> tuple[Float[Array, "copies D"], Float[Array, "T D"]] | None:
+        """The results of the copies and of the shared block, if there is one that their launches can do beside them."""
+        spec, shared = self.spec, self.shared
+        if shared is None or spec.latent or spec.router.weighs_input or spec.activation != shared.activation:
+            return None
+        if shared.gate_up.bias is not None:
+            return None
+        block = SharedKernels(shared.gate_up.kernel.get_value(), shared.down.kernel.get_value())
+        return ops.experts_beside(x, routes, kernels, down, block, spec.activation, result=result)
 
     def _logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
         """The router's numbers for each token, in float32. A kernel of float32 multiplies float32."""

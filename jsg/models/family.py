@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.parts import (
     MAX_LAYERS,
@@ -21,6 +20,7 @@ from jsg.models.parts import (
 from jsg.models.rope_fields import context_field, read_context
 from jsg.models.spec import CAUSAL_PREFIXES, LayerSpec, Mixer, ModelSpec, TensorNames
 from jsg.models.without_effect import refuse_unknown
+from jsg.sources import Fields
 
 CAUSAL_RULE = "be true, for a token sees only those before it"
 STATES_NOTE = (

@@ -1,5 +1,6 @@
 """The tensors of GGUF files under the names, and with the numbers, that the checkpoint for transformers has."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,16 @@ from jsg.kernels_pallas.form import Form
 from jsg.malloc import rows_at_once
 from jsg.models.published.kernel import Kept
 from jsg.models.published.record import KeptForm
+
+_OF_BLOCKS = Form("int8", 32, "int8", has_factor=True, has_zero=True, has_step=True, block=256)
+FORMS: Mapping[str, Form] = {
+    "Q4_0": Form("int4", 32, "float16"),
+    "Q8_0": Form("int8", 32, "float16"),
+    "Q4_K": dataclasses.replace(_OF_BLOCKS, numbers="uint4"),
+    "Q5_K": _OF_BLOCKS,
+    "Q6_K": Form("int8", 16, "int8", has_factor=True, block=256),
+}
+"""Types whose kernels stay in 8 or 4 bits, and how. A number of Q5_K and of Q6_K takes a byte."""
 
 
 class GgufTensor:
@@ -47,23 +58,29 @@ class GgufTensor:
 
     def read(self, slices: tuple[slice, ...]) -> np.ndarray:
         """A slice. Only the blocks that it touches are restored. Raises ModelError if a scale is not finite."""
-        numbers = self._finite(self._cut(self._block.restore, slices, 1))
+        numbers = self._finite(self._cut(lambda blocks: (self._block.restore(blocks),), slices)[0])
         return numbers.astype(np.float32) - np.float32(1) if self._is_one_more else numbers
 
     @property
     def kept_form(self) -> KeptForm | None:
         """See `FewBits`."""
-        return None if self._block.form is None else KeptForm(Form(*self._block.form), order="", is_turned=False)
+        form = FORMS.get(self._block.name)
+        return None if form is None else KeptForm(form, order="", is_turned=False)
 
-    def kept(self, slices: tuple[slice, ...]) -> Kept:
+    def kept(self, slices: tuple[slice, ...], form: Form) -> Kept:
         """See `FewBits`. Raises ModelError if a scale is not finite."""
-        split, (kind, group, _) = self._block.split, self._block.form or ("int8", 1, "")
-        assert split is not None, "a tensor with a form"
-        numbers = self._cut(lambda blocks: split(blocks)[0], slices, 1)
-        if kind == "int4":
-            codes = (numbers + np.int8(8)).view(np.uint8)
+        assert self._block.split is not None, "a tensor with a form"
+        numbers, scale, *beside = self._cut(self._block.split, slices)
+        scale = self._finite(scale)
+        factor, minimum, step = (each if each is None else self._finite(each) for each in beside)
+        if form.per_byte == 2:
+            codes = numbers.astype(np.uint8) if form.numbers == "uint4" else (numbers + np.int8(8)).view(np.uint8)
             numbers = codes[..., ::2] | codes[..., 1::2] << 4
-        return Kept(numbers, self._finite(self._cut(lambda blocks: split(blocks)[1], slices, group)))
+        if form.has_step and step is None:
+            minimum, step = np.zeros_like(scale), np.zeros_like(factor)
+        repeats = (FORMS[self._block.name].group or 1) // (form.group or 1)
+        minimum = None if minimum is None else minimum.repeat(repeats, -1)
+        return Kept(numbers, scale.repeat(repeats, -1), minimum, factor, step=step)
 
     def _finite(self, made: np.ndarray) -> np.ndarray:
         """What was made with scales. A number times a scale that is not finite is not, even if it is zero."""
@@ -73,25 +90,26 @@ class GgufTensor:
             )
         return made
 
-    def _cut(self, restore: Callable[[np.ndarray], np.ndarray], slices: tuple[slice, ...], group: int) -> np.ndarray:
-        """What blocks have for each `group` of their columns, of the columns of a slice, or for each of them."""
+    def _cut(self, make: Callable[[np.ndarray], Sequence[Any]], slices: tuple[slice, ...]) -> list[Any]:
+        """Arrays [N, …] that are made of blocks, of which a slice has its rows and what its columns have; or None."""
         *rows, columns = slices
         if self._order is not None and not rows:  # biases
-            return self._of_rows(restore, [], slice(None), group)[self._order[columns]]
-        return self._of_rows(
-            restore, rows if self._order is None else [self._order[rows[0]], *rows[1:]], columns, group
-        )
+            return [part[self._order[columns]] for part in self._of_rows(make, [], slice(None))]
+        return self._of_rows(make, rows if self._order is None else [self._order[rows[0]], *rows[1:]], columns)
 
-    def _of_rows(
-        self, restore: Callable[[np.ndarray], np.ndarray], rows: Sequence[Any], columns: slice, group: int
-    ) -> np.ndarray:
+    def _of_rows(self, make: Callable[[np.ndarray], Sequence[Any]], rows: Sequence[Any], columns: slice) -> list[Any]:
         length, nbytes = self._block.length, self._block.nbytes
         start, stop, step = columns.indices(self.shape[-1])
         first, last = start // length, -(-max(start, stop) // length)
         raw = np.ascontiguousarray(self._data[(*rows, slice(first * nbytes, last * nbytes))])
+
+        def cut(part: np.ndarray) -> np.ndarray:
+            count = part.shape[1]  # of a block
+            begin, end = ((each - first * length) * count // length for each in (start, stop))
+            return part.reshape(*raw.shape[:-1], (last - first) * count)[..., begin:end:step]
+
         with np.errstate(all="ignore"):  # `_finite` says it
-            restored = restore(raw.reshape(-1, nbytes)).reshape(*raw.shape[:-1], (last - first) * length // group)
-        return restored[..., (start - first * length) // group : (stop - first * length) // group : step]
+            return [None if part is None else cut(part) for part in make(raw.reshape(-1, nbytes))]
 
     def piece(self, outer: int = 0) -> tuple[int, int]:
         """Rows that are restored at once."""

@@ -125,7 +125,8 @@ class _Filling:
 
     def put(self, slices: Slices) -> None:
         """Reads one piece and writes it into the arrays."""
-        kept = self.reader.kept(self.source, slices) if isinstance(self.declared, Quantised) else None
+        form = self.declared.form if isinstance(self.declared, Quantised) else None
+        kept = None if form is None else self.reader.kept(self.source, slices, form)
         if kept is not None:
             for leaf, array in enumerate(jax.tree.leaves(kept)):
                 self._place(leaf, array, self._box(slices))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.inputs import PANEL_WIDTH, Panels
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, Fp8Kernel, Panels
 from jsg.kernels_pallas.reference_rows import rms_norm
 from jsg.models.block_spec import NormSpec
 from jsg.models.origin import Origin, Source, side_by_side
@@ -50,17 +50,17 @@ def whole(name: str, shape: tuple[int, ...], dtype: jax.typing.DTypeLike, split_
 
 def project(
     x: Float[Array, "T D"],
-    kernel: Float[Array, "D *out"] | Quantised | Panels,
+    kernel: Float[Array, "D *out"] | Quantised | Panels | Fp8Kernel,
     result: jax.typing.DTypeLike = jnp.float32,
 ) -> Float[Array, "T *out"]:
     """x · kernel, summed in float32 whatever the type of the result. With panels it has one axis of outputs.
 
     The type of `x` holds the numbers of a kernel in 8 bits exactly, whose scales multiply the sums if each column has
-    one. Other kernels in few bits are restored in the type of `x`.
+    one. Other kernels in few bits are restored in the type of `x`, unless `x` is rounded as well: see `Fp8Kernel`.
     """
     if isinstance(kernel, Quantised) and kernel.form.scales_columns:
         return (project(x, kernel.values.astype(x.dtype)) * kernel.wide_scale).astype(result)
-    if isinstance(kernel, Panels | Quantised):
+    if isinstance(kernel, Panels | Quantised | Fp8Kernel):
         return ops.matmul(x, kernel, result)
     dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)
     return lax.dot_general(x, kernel, dimensions, precision=precision, preferred_element_type=result)
@@ -122,7 +122,8 @@ class Linear(nnx.Module):
         origin = Origin(weights, join_axis + 1, transposed=True, split_axis=split_axis)
         self.is_split_input = split_axis == 0
         self.out_shape = out_shape
-        self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=0, is_kernel=True)
+        summed_axis = None if math.prod(out_shape) == 1 else 0  # a gate of one number is as small as a router's
+        self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=summed_axis, is_kernel=True)
         biases = side_by_side([f"{name}.bias" for name in names], out_dims, (), *each)
         bias_split = split_axis - 1 if split_axis else None  # with a split input each device would add it
         self.bias = parameter(out_shape, dtype, Origin(biases, join_axis, split_axis=bias_split)) if bias else None

@@ -102,7 +102,7 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    is_open = config.tie_word_embeddings or config.has_experts or _is_in_few_bits(directory, config)
+    is_open = config.tie_word_embeddings or config.has_experts or is_in_few_bits(directory, config)
     if not is_open or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
@@ -122,13 +122,13 @@ def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> 
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    if not _is_in_few_bits(directory, config) or not has_checkpoint(directory):
+    if not is_in_few_bits(directory, config) or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
         return _with_forms(config, checkpoint)
 
 
-def _is_in_few_bits(directory: Path, config: ModelSpec) -> bool:
+def is_in_few_bits(directory: Path, config: ModelSpec) -> bool:
     """Whether a checkpoint may have kernels in few bits."""
     return config.names.published is not None or (directory / GGUF_LINK).exists()
 
@@ -141,7 +141,7 @@ def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.D
     """Says how many bytes the kernels take that are restored."""
     names = {
         source.name
-        for param in _parameters(model)
+        for param in parameters(model)
         if not isinstance(param.get_value(), Quantised)
         for source in param.get_metadata("origin").sources
     }
@@ -150,8 +150,8 @@ def _log_restored(checkpoint: Checkpoint, model: nnx.Module, dtype: jax.typing.D
     if kernels:
         num_bytes = jnp.dtype(dtype).itemsize * sum(math.prod(kernel.shape) for kernel in kernels)
         logger.warning(
-            "%d kernels in few bits (%.2f GB) are restored to %s as they are read, which makes them %.2f GB",
-            len(kernels),
+            "%s in few bits (%.2f GB) are restored to %s as they are read, which makes them %.2f GB",
+            "1 kernel" if len(kernels) == 1 else f"{len(kernels)} kernels",
             sum(kernel.num_bytes for kernel in kernels) / 1e9,
             jnp.dtype(dtype).name,
             num_bytes / 1e9,
@@ -167,7 +167,7 @@ class _Seeded:
     def read(self, source: Source, slices: Slices) -> np.ndarray:
         return _dummy_tensor(source, self._seed)[slices]
 
-    def kept(self, source: Source, slices: Slices) -> None:
+    def kept(self, source: Source, slices: Slices, form: Form) -> None:
         return None
 
     def piece(self, source: Source) -> Piece:
@@ -190,7 +190,7 @@ def abstract_model(
 
     model = nnx.eval_shape(build)
     if mesh is not None:
-        for param in _parameters(model):
+        for param in parameters(model):
             value, origin = param.get_value(), param.get_metadata("origin")
             if quantization == "none" and isinstance(value, Quantised) and not _has_whole_groups(value, origin, mesh):
                 value = jax.ShapeDtypeStruct(value.shape, dtype)  # it is restored
@@ -199,9 +199,11 @@ def abstract_model(
 
 
 def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | None:
-    """The form in which a kernel stays as the checkpoint has it, if all that it is made of is kept in the same one."""
-    kinds = {config.names.kept.get(source.name) for source in origin.sources}
-    kept = kinds.pop() if len(kinds) == 1 else None
+    """The form in which a kernel stays as the checkpoint has it, if all that it is made of can be kept in one."""
+    first, *others = {config.names.kept.get(source.name) for source in origin.sources}
+    kept = first
+    for each in others:
+        kept = None if kept is None or each is None else kept.joined(each)
     if kept is None:
         return None
     if kept.form.has_order and (origin.expert_axis is not None or (origin.split_axis == 0 and num_devices > 1)):
@@ -212,11 +214,9 @@ def _kept_form(config: ModelSpec, num_devices: int, origin: Origin) -> Form | No
 
 def _has_whole_groups(declared: Quantised, origin: Origin, mesh: AnyMesh) -> bool:
     """Whether devices can share a kernel out in whole groups of inputs, if they share out its inputs."""
-    return (
-        declared.form.group is None
-        or origin.split_axis != declared.axis
-        or declared.scale.shape[declared.axis] % _num_parts(origin, mesh) == 0
-    )
+    lengths = [length * _num_parts(origin, mesh) for length in (declared.form.group, declared.form.block) if length]
+    is_shared = origin.split_axis == declared.axis
+    return not is_shared or all(declared.shape[declared.axis] % length == 0 for length in lengths)
 
 
 def _num_parts(origin: Origin, mesh: AnyMesh) -> int:
@@ -260,7 +260,7 @@ def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
 
 def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], progress: Progress | None) -> None:
     """Gives every parameter its values, one after another."""
-    params = list(_parameters(model))
+    params = list(parameters(model))
     with concurrent.futures.ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "load") as pool:
         for done, param in enumerate(params, start=1):
             value = assemble(param.get_value(), param.get_metadata("origin"), reader, pool)
@@ -287,7 +287,8 @@ def _dummy_tensor(source: Source, seed: int) -> np.ndarray:
     return np.float32(scale) * np.asarray(jax.random.normal(key, (length,)))[:count].reshape(shape)
 
 
-def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
+def parameters(model: nnx.Module) -> Iterator[nnx.Param]:
+    """The parameters of a model, in an order that depends on its modules only."""
     return (node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
 
 
@@ -300,7 +301,7 @@ def is_unread(config: ModelSpec, name: str) -> bool:
 
 def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:
     """The origin and the shape of each parameter."""
-    for param in _parameters(model):
+    for param in parameters(model):
         yield param.get_metadata("origin"), param.get_value().shape
 
 

@@ -20,9 +20,9 @@ from typing import Any, cast
 import numpy as np
 
 from jsg.errors import ModelError
-from jsg.fields import Fields, read_json
 from jsg.models.forms import ORBAX_FOLDER as FOLDER
 from jsg.models.forms import ORBAX_MANIFEST as MANIFEST
+from jsg.sources import Fields, read_json
 
 FORMAT = "jsg-orbax-1"
 MAX_METADATA_BYTES = 16 * 2**20

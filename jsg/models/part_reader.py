@@ -1,7 +1,10 @@
 """Reads sources out of a checkpoint, whatever part of a tensor each is. No JAX."""
 
+from typing import Any
+
 import numpy as np
 
+from jsg.kernels_pallas.form import Form
 from jsg.models.checkpoint import Checkpoint, Piece
 from jsg.models.origin import Part, Source
 from jsg.models.published.kernel import Kept
@@ -30,21 +33,20 @@ class PartReader:
         tensor = tensor[0] if lead else tensor
         return _own_rows(part, source, slices[0], tensor.T if part.is_transposed else tensor)
 
-    def kept(self, source: Source, slices: Slices) -> Kept | None:
-        """A slice of a source in its few bits; None if none are kept. See `read`."""
+    def kept(self, source: Source, slices: Slices, form: Form) -> Kept | None:
+        """A slice of a source in few bits of this form; None if none are kept. See `read`."""
         part = source.part
         if not self._keeps:
             return None
         if part is None:
-            return self._checkpoint.kept(source.name, slices)
+            return self._checkpoint.kept(source.name, slices, form)
         lead, rows = _stored_rows(part, source, slices[0])
-        kept = self._checkpoint.kept(source.name, (*lead, rows, *slices[1:]))
+        kept = self._checkpoint.kept(source.name, (*lead, rows, *slices[1:]), form)
 
-        def own(stored: np.ndarray) -> np.ndarray:
-            return _own_rows(part, source, slices[0], stored[0] if lead else stored)
+        def own(stored: np.ndarray | None) -> Any:
+            return None if stored is None else _own_rows(part, source, slices[0], stored[0] if lead else stored)
 
-        zero, factor = (None if each is None else own(each) for each in (kept.zero, kept.factor))
-        return Kept(own(kept.numbers), own(kept.scale), zero, factor, kept.order)
+        return Kept(*map(own, kept._replace(order=None)))._replace(order=kept.order)
 
     def piece(self, source: Source) -> Piece:
         """How the source is best cut into pieces. Changes nothing."""

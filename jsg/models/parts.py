@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.block_spec import (
     AttentionSpec,
@@ -21,6 +20,7 @@ from jsg.models.block_spec import (
 )
 from jsg.models.rope_fields import MAX_CONTEXT_LEN, read_rope
 from jsg.models.without_effect import ROPE_DICTS
+from jsg.sources import Fields
 from jsg.window import Window
 
 MAX_LAYERS = 1024

@@ -19,6 +19,7 @@ from jsg.errors import ModelError
 from jsg.kernels_pallas.few_bits import TYPES, Quantised, zeros
 from jsg.kernels_pallas.form import Form
 from jsg.models.origin import Origin
+from jsg.models.published.kernel import DROPPED_BITS
 
 FORMS: Mapping[str, Form] = {
     "int8": Form("int8"),
@@ -30,9 +31,6 @@ STORED = {name: TYPES[form.numbers] for name, form in FORMS.items() if form.scal
 """Those in 8 bits → the type of the stored numbers."""
 BYTES_PER_NUMBER = {name: form.bytes_per_number for name, form in FORMS.items()}
 """`--quantization` → bytes of a number, with its part of the scale of a group."""
-DROPPED_BITS = 19
-"""Lower bits of a float32 that the scale of a group has not. Five significant bits are left, and a number of 4 bits has
-at most three, so bfloat16 holds their products exactly."""
 
 
 def declare(module: nnx.Module, form_of: Callable[[Origin], Form | None]) -> None:

@@ -5,9 +5,9 @@ import math
 from collections.abc import Set as AbstractSet
 from typing import get_args
 
-from jsg.fields import FieldError, Fields
 from jsg.models.block_spec import RopeSpec, RopeType
 from jsg.models.without_effect import ROPE_DICTS
+from jsg.sources import FieldError, Fields
 
 MAX_CONTEXT_LEN = 2**27
 ROPE_FIELDS = frozenset(

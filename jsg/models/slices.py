@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from jsg.kernels_pallas.form import Form
 from jsg.models.checkpoint import Piece
 from jsg.models.origin import Origin, Source
 from jsg.models.published.kernel import Kept
@@ -23,8 +24,8 @@ class Reader(Protocol):
         """A slice of a source. Changes nothing. Callers must not write into the result."""
         ...
 
-    def kept(self, source: Source, slices: Slices) -> Kept | None:
-        """The same in the few bits of the checkpoint; None if it is to be rounded to few bits. Changes nothing."""
+    def kept(self, source: Source, slices: Slices, form: Form) -> Kept | None:
+        """The same in the few bits of the checkpoint, as this form; None if it is to be rounded. Changes nothing."""
         ...
 
     def piece(self, source: Source) -> Piece:

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from jsg.fields import Fields
 from jsg.processing.tiles import read_pinpoints
+from jsg.sources import Fields
 
 VisionKind = Literal["llava", "llava_next", "llava_next_video"]
 

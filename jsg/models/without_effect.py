@@ -4,7 +4,7 @@ import re
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from jsg.fields import MAX_SHOWN, FieldError, Fields
+from jsg.sources import MAX_SHOWN, FieldError, Fields
 
 ROPE_DICTS = ("rope_parameters", "rope_scaling")
 """Where transformers 5 and transformers 4 write the scaling of positions."""

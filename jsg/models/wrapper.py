@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models.family import CAUSAL_RULE
 from jsg.models.spec import ModelSpec, TensorNames
 from jsg.models.vision_config import VisionConfig
+from jsg.sources import Fields
 
 TEXT_PREFIXES = {
     "language_model.model.": "model.",

@@ -20,6 +20,7 @@ _NEAR = 16  # tokens that are computed again at most
 MOST_POINTS = 4  # of a prompt beside the end of its turn; each may cost a step and a state
 LEAST_BETWEEN = 32  # tokens between a point that a client names and the end of the turn
 CONTENT = "\ue000content\ue001"  # a content that no template and no client writes
+LEADING = "\ue001leading\ue000"  # the content of the system's message, which no other content begins like
 ANSWER = {"role": "assistant", "content": CONTENT}
 
 
@@ -94,20 +95,27 @@ def next_turn_place(rendered: str, answered: Messages, render: Callable[[Message
     return bisect.bisect_left(most, True, key=lambda end: rendered[:end] != later[:end])
 
 
-def usual_ending(leading_role: str | None, render: Callable[[Messages], str]) -> tuple[str, int] | None:
-    """What a template writes behind the last question, and how many characters of it the next turn's prompt has not.
+def usual_ending(leading_role: str | None, render: Callable[[Messages], str]) -> tuple[str, str] | None:
+    """How a template ends a prompt: what the next turn's prompt has behind the last question too, and what it has not.
 
-    If the prompts part elsewhere, the text is one with which no prompt ends. None as in `next_turn_place`. Most prompts
+    Where the next prompt parts in front of the question, as it does if the template moves the system's text behind it,
+    the latter has the marks `LEADING` and `CONTENT` (see `with_contents`). None as in `next_turn_place`. Most prompts
     end so, and need not be rendered twice.
     """
-    roles = ("user",) if leading_role is None else (leading_role, "user")
-    messages = [{"role": role, "content": CONTENT} for role in roles]
+    leading = [] if leading_role is None else [{"role": leading_role, "content": LEADING}]
+    messages = [*leading, {"role": "user", "content": CONTENT}]
     try:
         rendered = render(messages)
     except RequestError:
         return None
     place = next_turn_place(rendered, [*messages, ANSWER], render)
-    ending = rendered.rpartition(CONTENT)[2]
-    if place is None or place >= len(rendered) - len(ending):
-        return None if place is None else (ending, len(rendered) - place)
-    return CONTENT, 0
+    question_end = len(rendered) - len(rendered.rpartition(CONTENT)[2])
+    return None if place is None else (rendered[question_end:place], rendered[place:])
+
+
+def with_contents(ending: str, messages: Messages) -> str:
+    """An ending of `usual_ending`, with the contents of the first message and the last in place of the marks."""
+    if CONTENT not in ending:
+        return ending
+    first, last = (str(messages[index].get("content")) for index in (0, -1))
+    return ending.replace(LEADING, first).replace(CONTENT, last)

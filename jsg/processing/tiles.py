@@ -6,7 +6,7 @@ pixel.
 
 from collections.abc import Sequence
 
-from jsg.fields import Fields
+from jsg.sources import Fields
 
 MAX_PINPOINTS = 128
 MAX_TILES = 64

@@ -31,7 +31,6 @@ class SchedulerConfig:
     buckets: Buckets
     max_running: int
     policy: str = "lpm"
-    seed: int = 0
     conservativeness: float = 1.0
     max_prefill_tokens: int = 16_384
     max_bypass_tokens: int = 16_384

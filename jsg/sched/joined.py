@@ -20,13 +20,14 @@ made whenever one is admitted.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
+from jsg.cache_report import CacheReport
 from jsg.errors import RequestError
 from jsg.prompt_ids import PromptIds
 from jsg.sched.positions import branch_layout, cut, spans
 from jsg.sched.request import FirstAdmission, KeptPrefix, Placement, RequestState, RunningRequest
 from jsg.sched.table import RequestTable
 from jsg.sched.totals import SchedulerTotals
-from jsg.types import CacheReport, Request, SamplingParams
+from jsg.types import Request, SamplingParams
 
 MAX_COPIED_TOKENS = 2**25
 """The largest product of the prefix's tokens and the branches that have tokens: so many tokens a request copies."""
@@ -191,22 +192,17 @@ class JoinedRequests:
         fresh: The requests that can be admitted in the next step, but not in this one.
     """
 
-    def __init__(
-        self, table: RequestTable, queue: Callable[[RunningRequest], None], totals: SchedulerTotals, *, makes_all: bool
-    ):
+    def __init__(self, table: RequestTable, queue: Callable[[RunningRequest], None], totals: SchedulerTotals):
         """Starts without requests.
 
         Args:
             table: Has the pages and the rows.
             queue: Lets a branch wait for admission.
             totals: Counts the tokens of branches.
-            makes_all: Whether all branches of a request are made at first. The policy may need that: a branch that is
-                made within a round of admissions has no turn in that round.
         """
         self._table = table
         self._queue = queue
         self._totals = totals
-        self._makes_all = makes_all
         self._joins: dict[RunningRequest, Join] = {}
         self._parked: set[RunningRequest] = set()
         self.ready: set[RunningRequest] = set()
@@ -282,7 +278,7 @@ class JoinedRequests:
         self.fresh.clear()
         for whole in sorted(self._parked, key=lambda whole: whole.arrival):
             join = self._joins[whole]
-            self._make_branches(join, len(join.spans) if self._makes_all else join.num_at_once)
+            self._make_branches(join, join.num_at_once)
         self._parked.clear()
 
     def note_admission(self, branch: RunningRequest, place: Placement) -> None:

@@ -18,8 +18,10 @@ from jsg.sched.rounds import Rounds
 from jsg.sched.table import RequestTable
 from jsg.sched.totals import SchedulerTotals
 from jsg.sched.waiting import WaitingQueue
+from jsg.sched.waits import Waits
 from jsg.token_scores import TokenScores
 from jsg.types import FinishReason, Request, RequestOutput
+from jsg.waits import sum_of
 
 
 class Lifecycle:
@@ -41,15 +43,16 @@ class Lifecycle:
         finished: Outputs that no step made.
         totals: The counters since the start.
         ledger: By how many tokens each request without branches was passed, until it ends.
+        waits: For what the requests of `live` wait that do not run.
     """
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
         sizes = (config.max_running, config.context_length, config.vocab_size)
-        order = make_order(config.policy, config.seed, cache)
+        order = make_order(config.policy, cache)
         self.table = RequestTable(*sizes, allocator, cache, config.vision)
         self.totals = SchedulerTotals()
         self.waiting = WaitingQueue(order, cache)
-        self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=order.is_whole)
+        self.joins = JoinedRequests(self.table, self._queue, self.totals)
         self.running: list[RunningRequest] = []
         self.holds: dict[str, RunningRequest] = {}
         self.num_holds = 0
@@ -58,6 +61,7 @@ class Lifecycle:
         self.admitted: list[RunningRequest] = []
         self.finished: list[RequestOutput] = []
         self.ledger = BypassLedger(config.max_bypass_tokens)
+        self.waits = Waits()
         self._rounds = Rounds(config.buckets.chunk)
 
     def add(self, request: Request, positions: np.ndarray | None, now_s: float) -> None:
@@ -67,6 +71,7 @@ class Lifecycle:
             RequestError: It has images that the engine can never run.
             QueueFullError: Live requests have all position words, or too many pixels. Nothing of the request is kept.
         """
+        self.waits.advance(now_s)
         shifts = cached_shifts(request, positions)
         self.table.words.acquire(shifts)
         first = self.waiting.oldest()
@@ -95,6 +100,8 @@ class Lifecycle:
         else:
             running.enter(RequestState.WAITING)
             self.waiting.add(running)
+        if running.branch_of is None:
+            self.waits.begin(running)
 
     def admit(self, running: RunningRequest, place: Placement, now_s: float) -> None:
         """Lets a waiting request run at this placement."""
@@ -102,10 +109,12 @@ class Lifecycle:
         self._run(running, place)
         if running.branch_of is not None:
             self.joins.note_admission(running, place)
+            self.waits.join(running.branch_of, begins=True)
         elif running.admission is None:
             report = self.table.explain(running, place) if running.request.return_cache_info else None
             num_cached = min(place.num_dispatched, running.match_limit)  # beyond it a token runs again
             self._note_first(running, FirstAdmission(num_cached, now_s - running.arrived_s, report))
+        self._take_wait(running)
 
     def admit_joined(self, whole: RunningRequest, now_s: float) -> Placement:
         """Lets a joined request run whose branches are computed, in a row with their pages. The branches end.
@@ -118,6 +127,7 @@ class Lifecycle:
         if whole.admission is None:
             report = self.table.explain(whole, place) if whole.request.return_cache_info else None
             self._note_first(whole, join.first_admission(place.num_dispatched, now_s - whole.arrived_s, report))
+        self._take_wait(whole)
         return place
 
     def _run(self, running: RunningRequest, place: Placement) -> None:
@@ -133,6 +143,12 @@ class Lifecycle:
         self.totals.prompt_tokens += running.num_prompt
         self.totals.cached_tokens += admission.cached_tokens
 
+    def _take_wait(self, running: RunningRequest) -> None:
+        """Ends the wait of a request, of which its next output tells."""
+        if waited := self.waits.end(running):
+            before = running.admission or FirstAdmission()
+            running.admission = dataclasses.replace(before, waited=sum_of((before.waited, waited)))
+
     def retract(self, running: RunningRequest) -> None:
         """Sends a running request back to wait. Its computed prefix stays in the tree while there is room for it."""
         self._give_back(running, is_retract=True)
@@ -147,6 +163,8 @@ class Lifecycle:
         running.enter(RequestState.KEPT)
         if running.branch_of is not None:
             self.joins.keep(running, place)
+            if running.branch_of in self.joins.ready or running.branch_of in self.joins.fresh:
+                self.waits.join(running.branch_of, begins=False)
             return
         running.kept = self.table.keep(place, yields=True)
         if running.request.media:  # its pixels are not needed any more
@@ -158,6 +176,7 @@ class Lifecycle:
 
     def end_branches(self, whole: RunningRequest) -> None:
         """Gives up the branches of a joined request, which begins anew in the next step."""
+        self.waits.join(whole, begins=False)
         for branch in self.joins.park(whole):
             self.end(branch)
 
@@ -170,6 +189,7 @@ class Lifecycle:
                 nobody wants one.
             distrusts: Whether the keys and values that only this request computed may be wrong. They are evicted then.
         """
+        self._take_wait(running)
         if reason is not None:
             self.finished.append(make_output(running, finish=reason))
         match running.state:

@@ -44,8 +44,6 @@ class LongestFirst:
     a change costs the same however many priorities its group has.
     """
 
-    is_whole = False
-
     def __init__(self, cache: RadixCache):
         self._cache = cache
         self._priorities: dict[int, _Priority] = {}
@@ -85,9 +83,6 @@ class LongestFirst:
         if len(self._changes) > 4 * self._num_waiting + SPARE_CHANGES:
             self._num_forgotten += len(self._changes)
             self._changes.clear()
-
-    def begin_round(self) -> None:
-        """Does nothing: `first` is exact at all times."""
 
     def first(self) -> RunningRequest | None:
         """See `Order`."""

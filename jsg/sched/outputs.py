@@ -1,5 +1,6 @@
 """Adds output tokens to their request, checks whether it ends, and makes the record that leaves the engine."""
 
+import dataclasses
 from collections.abc import Set
 
 from jsg.sched.batch import StepResult
@@ -25,6 +26,8 @@ def make_output(
     if running.request.wants_prompt_logprobs and not has_reported:
         scores, running.prompt_logprobs = running.prompt_logprobs, TokenScores()
         prompt_logprobs = scores if len(scores) == running.num_prompt - running.request.logprob_start_len else None
+    if admission.waited is not None:
+        running.admission = dataclasses.replace(admission, waited=None)
     return RequestOutput(
         rid=running.request.rid,
         token_ids=token_ids,
@@ -34,6 +37,7 @@ def make_output(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         queue_s=admission.queue_s,
+        waited=admission.waited,
         cache_report=None if has_reported else admission.report,
         constraint=constraint,
         vector=vector,

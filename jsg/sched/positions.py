@@ -18,9 +18,10 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from jsg.cache.radix import RadixCache
+from jsg.cache_report import CacheReport, EvictionCause
 from jsg.errors import QueueFullError
 from jsg.media import MediaInput
-from jsg.types import CacheReport, Request
+from jsg.types import Request
 
 WORDS = 2**31
 """How many negative numbers there are for words. Tokens are not negative."""
@@ -112,7 +113,7 @@ class PositionWords:
 
     def _recycle(self, kept: Set[int]) -> None:
         """Takes back the numbers of all shifts but those in `kept`. Live requests have locked what stays cached."""
-        self._cache.evict(self._cache.num_evictable)
+        self._cache.evict(self._cache.num_evictable, EvictionCause.POSITIONS)
         self._numbers = {shift: number for shift, number in self._numbers.items() if shift in kept}
         used = set(self._numbers.values())
         self._free = [number for number in range(1, self._next) if number not in used]

@@ -9,10 +9,12 @@ import numpy as np
 from jsg.cache.radix import PrefixLock
 from jsg.cache.states import State
 from jsg.cache.watch import Watch
+from jsg.cache_report import CacheReport
 from jsg.media import MIN_TOKENS
 from jsg.sched.positions import Layout, cached_shifts
 from jsg.token_scores import TokenScores
-from jsg.types import CacheReport, Request
+from jsg.types import Request
+from jsg.waits import Waited
 
 
 class RequestState(enum.Enum):
@@ -154,11 +156,13 @@ class FirstAdmission:
         cached_tokens: How many prompt tokens were found in the cache.
         queue_s: Seconds from arrival to admission.
         report: Why the cached prefix ended where it did, if the client asked for that.
+        waited: Its waits, after retracts too, of which no output has told yet.
     """
 
     cached_tokens: int = 0
     queue_s: float = 0.0
     report: CacheReport | None = None
+    waited: Waited | None = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)

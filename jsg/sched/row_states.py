@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 
 from jsg.cache.kinds import PrefixMatch
-from jsg.cache.states import SHARED, State, StateSlots
+from jsg.cache.states import State, StateSlots
 from jsg.cache.windows import WindowGroup
 from jsg.sched.request import Placement, RowState
 
@@ -157,7 +157,7 @@ class StateRows:
         """
         own = place.state
         if not own.read:
-            if not self._slots.keep(SHARED, self._pages[place.row, :0]):
+            if not self._slots.set_aside():
                 return False
             state = State(own.slot, start)
             own.slot = self._slots.take()

@@ -27,6 +27,7 @@ from jsg.sched.outputs import append_tokens
 from jsg.sched.request import Placement, RequestState, RunningRequest
 from jsg.sched.table import RequestTable, TreePages
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
+from jsg.waits import WaitReason
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """How many requests wait. A joined request waits until it has a row, and its branches do not count."""
-        return len(self._requests.live) - sum(running.branch_of is None for running in self.running)
+        return len(self._requests.waits)
+
+    @property
+    def waits(self) -> Mapping[WaitReason, int]:
+        """How many of them wait for each reason, as the last step has found."""
+        return self._requests.waits.counts
 
     @property
     def is_idle(self) -> bool:
@@ -146,13 +152,17 @@ class Scheduler:
                 them as it has room for.
             max_rows: The most rows of logits of a step with proposals. A full batch always has room.
         """
+        waits = self._requests.waits
+        waits.advance(now_s)
         if not self.running and not len(self.waiting) and not len(self.joins):
+            waits.note(WaitReason.NEXT_STEP, {})
             self._estimate.on_idle()
             return None
         self.joins.begin_step()
         self._estimate.step()
         self.table.begin_step([placement(running) for running in self.running], self._config.buckets.chunk)
         if not self._make_room_to_decode():
+            waits.note(WaitReason.PAGES, {})
             return None
         decoding = self._plan_decode()
         budget = self._config.buckets.chunk - sum(entry.num_new for entry in decoding)
@@ -257,26 +267,46 @@ class Scheduler:
         while (overdue := self._overdue()) is not None:
             while begun and (begun[0].is_put_off or begun[0].arrival < overdue.arrival):
                 budget -= self._plan_chunk(begun.pop(0), budget, chunks)
-            if budget <= 0 or self.table.tree_work > most_work or not self._admit(overdue, now_s):
+            why = self._step_is_full(budget, most_work) or self._admit(overdue, now_s)
+            if why is not None:
+                self._requests.waits.note(WaitReason.OVERDUE, {overdue: why})
                 return chunks
             budget -= self._plan_chunk(overdue, budget, chunks)
         for running in begun:
             budget -= self._plan_chunk(running, budget, chunks)
-        self.waiting.begin_round()
-        to_admit, passed = self._config.max_prefill_tokens, []
-        while budget > 0 and to_admit > 0 and self.table.tree_work <= most_work:
-            first = self.joins.first_ready() or self.waiting.first()
-            is_admitted = first is not None and self._admit(first, now_s)
-            if first is None or is_admitted is False:
+        self._admit_others(budget, most_work, now_s, chunks)
+        return chunks
+
+    def _admit_others(self, budget: int, most_work: int, now_s: float, chunks: list[BatchEntry]) -> None:
+        """Admits requests and plans their first chunks, and notes for what the rest waits."""
+        to_admit, passed = self._config.max_prefill_tokens, list[RunningRequest]()
+        why: WaitReason | None = None
+        while self.joins.ready or len(self.waiting):
+            if (why := self._step_is_full(budget, most_work, to_admit)) is not None:
                 break
-            if is_admitted is None:  # later arrivals need not wait with it
+            first = self.joins.first_ready() or self.waiting.first()
+            if first is None:
+                break
+            why = self._admit(first, now_s)
+            if why is WaitReason.STATE:  # later arrivals need not wait with it
                 self.waiting.remove(first)
                 passed.append(first)
+                why = None
+            elif why is not None:
+                break
             to_admit -= first.num_known - placement(first).num_dispatched if first.place else 0
             budget -= self._plan_chunk(first, budget, chunks)
         for running in passed:
             self.waiting.add(running)
-        return chunks
+        self._requests.waits.note(why or WaitReason.NEXT_STEP, dict.fromkeys(passed, WaitReason.STATE))
+
+    def _step_is_full(self, budget: int, most_work: int, to_admit: int = 1) -> WaitReason | None:
+        """Why the step that is planned can admit nobody any more; None if it can."""
+        if budget <= 0:
+            return WaitReason.STEP_TOKENS
+        if to_admit <= 0:
+            return WaitReason.PREFILL_TOKENS
+        return WaitReason.TREE_WORK if self.table.tree_work > most_work else None
 
     def _overdue(self) -> RunningRequest | None:
         """The earliest arrival without a row, if more tokens than the bound have passed it."""
@@ -285,35 +315,41 @@ class Scheduler:
         oldest = min(candidates, key=lambda r: r.arrival, default=None)
         return oldest if oldest is not None and self._requests.ledger.is_overdue(oldest.whole.arrival) else None
 
-    def _admit(self, running: RunningRequest, now_s: float) -> bool | None:
-        """Gives a request a row with its cached prefix, if there should be memory for the rest; else returns False.
+    def _admit(self, running: RunningRequest, now_s: float) -> WaitReason | None:
+        """Gives a request a row with its cached prefix, if there should be memory for the rest; or says what it lacks.
 
-        It returns None if this step makes a state with which the next one can admit the request.
+        That is a STATE if this step makes one with which the next one can admit it.
         """
         if not self.table.num_free_rows:
-            return False
+            return WaitReason.ROWS
         if running.state is RequestState.JOINING:
             if running not in self.joins.ready:
-                return False
+                return WaitReason.BRANCHES
             num_copied = self.table.num_copied_pages(running.request)
             if not self._have_room(num_copied + self._expected_pages(running, running.request.joined[-1])):
-                return False
+                return WaitReason.PAGES
             place = self._requests.admit_joined(running, now_s)
         else:
             place = self.table.admit(running)
             if place is None:
-                return None
-            must_wait = self.table.vision.must_wait(running.request, min(place.num_dispatched, running.num_known - 1))
-            expected = self._expected_pages(running, place.num_dispatched)
-            if must_wait or not self._have_room(expected) or not self._have_parts(running, place):
+                return WaitReason.STATE
+            if (why := self._lacks(running, place)) is not None:
                 self.table.release(place)
-                return False
+                return why
             self._requests.admit(running, place, now_s)
         assert self._estimate.promised_pages is not None, "room was looked for"
         self._estimate.promised_pages += self._expected_pages(running, place.num_dispatched)
         if place.num_dispatched == running.num_known == running.match_limit:
             self._end_prompt(running)
-        return True
+        return None
+
+    def _lacks(self, running: RunningRequest, place: Placement) -> WaitReason | None:
+        """What a request lacks beside its row and its cached prefix."""
+        if self.table.vision.must_wait(running.request, min(place.num_dispatched, running.num_known - 1)):
+            return WaitReason.PICTURES
+        if not self._have_room(self._expected_pages(running, place.num_dispatched)):
+            return WaitReason.PAGES
+        return None if self._have_parts(running, place) else WaitReason.WINDOWS
 
     def _have_room(self, num_pages: int) -> bool:
         """Whether there are so many pages beside those that running requests will need. Ends holds to free pages.
@@ -371,7 +407,7 @@ class Scheduler:
             return 0
         if self._estimate.promised_pages is not None:
             self._estimate.promised_pages -= self.table.pages_for(num_new - num_again)
-        self.table.grow(place, num_new - num_again)
+        self.table.grow(place, num_new - num_again, running.request.namespace)
         write_start = max(start + num_again, self.table.share(running, place, start + num_new))
         place.is_prefilling = place.num_dispatched < running.num_known
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0

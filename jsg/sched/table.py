@@ -13,11 +13,12 @@ from jsg.cache.kinds import PrefixMatch
 from jsg.cache.radix import RadixCache
 from jsg.cache.states import StateSlots
 from jsg.cache.windows import WindowGroup
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.row_states import StateRows, WindowRows
 from jsg.sched.vision_store import VisionShape, VisionStore
-from jsg.types import CacheReport, Request
+from jsg.types import Request
 
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
@@ -274,7 +275,7 @@ class RequestTable:
         lock, num_there = self._cache.lock(match), num_whole + len(match.pages)
         self.pages[row, num_whole:num_there] = match.pages
         if (num_copied := self.pages_for(num_joined) - num_there) > 0:
-            self.pages[row, num_there : num_there + num_copied] = self._allocate(num_copied)
+            self.pages[row, num_there : num_there + num_copied] = self._allocate(num_copied, request.namespace)
             self.num_uncached_pages += num_copied
             target = np.arange(num_there * size, num_joined)
             target = self.pages[row, target // size] * size + target % size
@@ -292,10 +293,24 @@ class RequestTable:
         report = self.words.readable(self._cache.explain(place.lock.node, tokens, running.namespace))
         matched, matchable = report.matched_tokens, report.matchable_tokens
         if self._cache.kinds and (more := self._cache.matched_len(tokens, running.namespace) - matched):
-            report = CacheReport(matched_tokens=matched, matchable_tokens=matchable, unusable_tokens=more)
+            why = MissReason.WINDOW if self.slots is None else MissReason.STATE
+            report = CacheReport(matched_tokens=matched, matchable_tokens=matchable, unusable_tokens=more, why=why)
+        elif report.why is MissReason.NEW and report.first_difference is not None:
+            why = self._why_new(running, tokens, start + report.first_difference, matched)
+            report = dataclasses.replace(report, why=why)
         behind = None if report.first_difference is None else start + report.first_difference
         matched, matchable = (min(start + count, running.match_limit) for count in (matched, matchable))
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
+
+    def _why_new(self, running: RunningRequest, tokens: np.ndarray, position: int, matched: int) -> MissReason:
+        """Why these tokens differ from what is cached, at a position of the row and behind `matched` of them."""
+        request = running.request
+        if any(item.start <= position < item.end for item in request.media):
+            return MissReason.PICTURE
+        page = tokens[: matched + self.page_size]
+        if request.sees_all and not request.joined and self._cache.has_elsewhere(page, running.namespace):
+            return MissReason.NAMESPACE
+        return MissReason.NEW
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
         """Gives back what a request that has ended or could not be added has acquired: its shifts and its images.
@@ -360,10 +375,13 @@ class RequestTable:
         self.copies.pop(place.row, None)
         self.lacking.pop(place.row, None)
 
-    def grow(self, place: Placement, num_tokens: int) -> None:
-        """Gives a row pages for new tokens, of which there may be `room`. Evicts other pages if it must."""
+    def grow(self, place: Placement, num_tokens: int, namespace: str | None = None) -> None:
+        """Gives a row pages for new tokens, of which there may be `room`. Evicts other pages if it must.
+
+        They are for a prompt of this namespace, or with None for an answer.
+        """
         begin, end = self.pages_for(place.num_dispatched), self.pages_for(place.num_dispatched + num_tokens)
-        self.pages[place.row, begin:end] = self._allocate(end - begin)
+        self.pages[place.row, begin:end] = self._allocate(end - begin, namespace)
         self.num_uncached_pages += end - begin
         place.num_dispatched += num_tokens
 
@@ -391,9 +409,11 @@ class RequestTable:
         """Whether a step that begins at `start` may have drafts. What it reads is kept until these are verified."""
         return all(states.double(place, start) for states in self.states if isinstance(states, StateRows))
 
-    def _allocate(self, num_pages: int) -> np.ndarray:
+    def _allocate(self, num_pages: int, namespace: str | None = None) -> np.ndarray:
+        """Pages for a prompt of this namespace, or with None for answers."""
         if num_pages > self._allocator.num_free:
-            self._cache.evict(num_pages - self._allocator.num_free)
+            cause = EvictionCause.ANSWERS if namespace is None else EvictionCause.PROMPT
+            self._cache.evict(num_pages - self._allocator.num_free, cause, namespace)
         pages = self._allocator.allocate(num_pages)
         assert pages is not None, "the plan asks only for pages that are available"
         return pages

@@ -41,10 +41,6 @@ class WaitingQueue:
         del self._by_arrival[running.arrival]
         running.watch = None
 
-    def begin_round(self) -> None:
-        """Begins a round of admissions."""
-        self._order.begin_round()
-
     def first(self) -> RunningRequest | None:
         """The request to admit next."""
         return self._order.first()

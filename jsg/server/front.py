@@ -9,17 +9,17 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
 from jsg.config import EngineConfig, ServerConfig
-from jsg.dialects import choose_dialect
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import ModelNotFoundError, RequestError
-from jsg.processing.turns import ChatTurns
-from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
 from jsg.server.media_sources import MediaSources
 from jsg.server.text_threads import TextThreads
-from jsg.server.thinking import ThoughtForm
-from jsg.server.tool_use import Speech
+from jsg.speech.dialects import choose_dialect
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.turns import ChatTurns
+from jsg.speech.rules.thinking import ThoughtForm
+from jsg.speech.rules.tool_use import Speech
 
 ANY_MODEL = ("default", "unknown")  # what SGLang's clients and its gateway write if they leave the choice to the server
 

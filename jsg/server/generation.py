@@ -14,23 +14,24 @@ from typing import final
 from jsg.config import ServerConfig
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import finders, pattern_set
-from jsg.constrained.tags.thoughts import without_thoughts
 from jsg.constrained.text_patterns import PatternSet
 from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.front.grammar_queue import AT_ONCE
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import QueueFullError, RequestError, check_length
-from jsg.processing.answer import Answer, AnswerDelta, Prompt, with_common_point
 from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
-from jsg.processing.tool_calls import nameable_tokens
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission
 from jsg.server.loop_share import IDS_PER_UNIT, PER_UNIT, LoopShare
 from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, with_common_point
+from jsg.speech.answers.tool_calls import nameable_tokens
+from jsg.speech.rules.thought_grammar import without_thoughts
 from jsg.types import FinishReason, FinishType, GrammarKind, GrammarSpec, RequestOutput, SamplingParams
+from jsg.waits import WaitReason, waiting
 
 HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
@@ -335,7 +336,8 @@ class Generator:
             if patterns is not None and patterns not in makers:
                 if not call.is_let_in:  # else it has room already
                     self.admission.check(tenant, num_answers, is_let_in=False)
-                tables = await self._client.grammars.patterns(patterns, tenant)
+                with waiting(WaitReason.GRAMMAR):
+                    tables = await self._client.grammars.patterns(patterns, tenant)
                 makers[patterns] = finders(patterns.patterns, tables)
         return [makers[patterns] for patterns in wanted]
 

@@ -18,6 +18,7 @@ from jsg.errors import (
     TimeLimitError,
     queue_full,
 )
+from jsg.waits import WaitReason, waiting
 
 WINDOW_S = 10.0  # how far back the drain rate looks
 MAX_ENDS = 1024  # so many are remembered at most; of more in a window, the last ones tell the rate
@@ -305,7 +306,8 @@ class _Lines:
         self._lines.setdefault(tenant, collections.deque()).append((left, size))
         self.wake()
         try:
-            await left
+            with waiting(WaitReason.KEY_LIMIT):
+                await left
             yield
         finally:
             if left.done() and not left.cancelled():

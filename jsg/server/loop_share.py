@@ -6,6 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import final
 
+from jsg import waits
+
 UNITS = 8
 """The work that begins in one turn of the loop. A unit is what one answer needs to begin: about 0.3 ms."""
 PER_UNIT = 8
@@ -41,7 +43,8 @@ class LoopShare:
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(tenant, deque()).append((waiting, units))
-        await waiting
+        with waits.waiting(waits.WaitReason.TURN):
+            await waiting
 
     async def each[Item, Made](self, tenant: str, make: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
         """What `make` makes of each item, in slices."""

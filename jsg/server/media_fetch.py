@@ -20,8 +20,7 @@ from typing import final
 
 import httpx
 
-from jsg.checks import quote
-from jsg.errors import ConfigError, RequestError
+from jsg.errors import ConfigError, RequestError, quote
 
 MAX_URL_LENGTH = 8192
 CHUNK_BYTES = 2**16

@@ -12,15 +12,16 @@ from typing import Any, Protocol, final
 
 from jsg.config import ServerConfig
 from jsg.errors import RequestError
-from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.media.base64_files import read_base64, read_data_url
 from jsg.processing.media.limits import MediaLimits
 from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import MediaKind, MediaPart, file_size
 from jsg.processing.snapshot_points import joined_text
-from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.kept_files import KeptFiles
 from jsg.server.text_threads import TextThreads
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.encode_parts import EncodedPrompt
+from jsg.waits import WaitReason, waiting
 
 BASE64_RATIO = 4 / 3  # characters of base64 for each byte
 MAX_FETCHING = 32  # requests whose URLs are fetched at the same time; others wait
@@ -175,7 +176,8 @@ class MediaSources:
             return reader.read([parts[source] for source in sources], max_tokens)
 
         try:
-            files = await self._fetch(list(urls)) if urls else {}
+            with waiting(WaitReason.MEDIA):
+                files = await self._fetch(list(urls)) if urls else {}
             return await self._threads.decode(lambda: read(files))
         except RequestError as error:
             error.param = error.param if error.param not in (None, "prompt") else field

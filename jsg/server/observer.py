@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol, final
 
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt
 
 
 @final

@@ -35,7 +35,6 @@ from jsg.malloc import set_thresholds
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.app import create_app
-from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.ending import EndRequest, drain, on_signals
 from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.garbage import collect_garbage
@@ -47,6 +46,7 @@ from jsg.server.progress import StartDisplay
 from jsg.server.service_manager import READY, notify
 from jsg.server.telemetry.telemetry import Telemetry
 from jsg.server.text_threads import TextThreads
+from jsg.speech.prompts.chat_prompt import ChatPrompt
 
 logger = logging.getLogger(__name__)
 

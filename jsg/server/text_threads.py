@@ -10,6 +10,7 @@ from typing import final
 
 from jsg.errors import QueueFullError
 from jsg.malloc import trim
+from jsg.waits import WaitReason, waiting
 
 LONG_BYTES = 2**17  # take about 30 ms; larger texts go to the threads for long work
 LARGE_BYTES = 2**20
@@ -47,7 +48,8 @@ class TextThreads:
         """
         pool = self._long if num_bytes > LONG_BYTES else self._short
         begun = functools.partial(_then_trim, work) if num_bytes > LARGE_BYTES else work
-        return await asyncio.get_running_loop().run_in_executor(pool, begun)
+        with waiting(WaitReason.TEXT):
+            return await asyncio.get_running_loop().run_in_executor(pool, begun)
 
     async def decode[T](self, work: Callable[[], T]) -> T:
         """Runs work on pictures and videos, which must not touch anything that other threads change.
@@ -61,7 +63,8 @@ class TextThreads:
             )
         self._num_media += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._media, work)
+            with waiting(WaitReason.MEDIA):
+                return await asyncio.get_running_loop().run_in_executor(self._media, work)
         finally:
             self._num_media -= 1
 

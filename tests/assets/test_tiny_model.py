@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from jsg.processing.chat_template import ChatTemplate
+from jsg.speech.prompts.chat_template import ChatTemplate
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "jsg" / "assets" / "tiny"

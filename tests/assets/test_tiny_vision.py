@@ -12,9 +12,9 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.media.pixel_config import read_pixel_config
 from jsg.processing.media.processor import PixelProcessor
+from jsg.speech.prompts.chat_template import ChatTemplate
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "jsg" / "assets" / "tiny-vision"

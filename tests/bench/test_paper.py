@@ -24,7 +24,7 @@ from bench.peers.checkpoint import SHAPES, WEIGHTLESS
 from bench.report import Report
 from bench.shapes import write_model
 from jsg.errors import UnsupportedError
-from jsg.lang.ir import Gen
+from jsg.lang.words.ir import Gen
 from jsg.processing.parts import JoinedPart, TextPart, TokenPart
 from tests.lang.scripted import ScriptedBackend
 

@@ -14,7 +14,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.eviction_log import Eviction, EvictionLog
 from jsg.cache.node import INT_BYTES, Node, Root
 from jsg.cache.radix import RadixCache
-from jsg.types import CacheReport
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from tests.cache.integrity import check_cache
 
 NAMESPACES = ("", "tenant")
@@ -61,11 +61,12 @@ class Traffic:
 
     def evict(self, num_pages: int) -> None:
         before = self.edges()
-        self.cache.evict(num_pages)
+        cause, evictor = self.rng.choice([*EvictionCause]), self.rng.choice([None, *NAMESPACES])
+        self.cache.evict(num_pages, cause, evictor)
         left = {node for node, _ in self.edges().values()}
         for prefix, (node, size) in before.items():
             if node not in left:
-                self.evicted[prefix] = Eviction(self.now, size)
+                self.evicted[prefix] = Eviction(self.now, size, cause, evictor)
                 namespace, tokens = prefix
                 self.cached = {p for p in self.cached if p[0] != namespace or p[1][: len(tokens)] != tokens}
 
@@ -119,6 +120,9 @@ class Traffic:
             cached_continuations=tuple(sorted(others)),
             evicted_at=eviction.at_s if eviction else None,
             evicted_tokens=eviction.num_tokens if eviction else 0,
+            evicted_for=eviction.cause if eviction else None,
+            evicted_for_own=eviction.namespace == namespace if eviction and eviction.namespace is not None else None,
+            why=MissReason.EVICTED if eviction else MissReason.NEW,
         )
 
     def check(self) -> CacheReport:
@@ -168,7 +172,9 @@ def test_no_more_than_eight_continuations_are_told(page_size: int):
 def test_a_cache_that_is_off_explains_that_nothing_may_match():
     cache = RadixCache(1, PageAllocator(10), enabled=False)
     match = cache.match(array((1, 2, 3)))
-    assert cache.explain(match.node, array((1, 2, 3))) == CacheReport(matched_tokens=0, matchable_tokens=0)
+    assert cache.explain(match.node, array((1, 2, 3))) == CacheReport(
+        matched_tokens=0, matchable_tokens=0, why=MissReason.OFF
+    )
 
 
 def test_an_eviction_is_remembered_although_what_is_above_it_was_evicted_and_came_back():
@@ -183,9 +189,37 @@ def test_an_eviction_is_remembered_although_what_is_above_it_was_evicted_and_cam
     traffic.insert(system + theirs, "")
     report = traffic.explain(system + mine, "")
     assert (report.matched_tokens, report.first_difference) == (3, 3)
-    assert (report.evicted_at, report.evicted_tokens) == (5.0, 2)
+    assert (report.evicted_at, report.evicted_tokens, report.evicted_for) == (5.0, 2, EvictionCause.FLUSH)
     assert report.cached_continuations == (2,)
     assert traffic.explain(system + mine, "tenant").evicted_at is None
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_another_namespace_has_is_found(page_size: int):
+    traffic = Traffic(page_size, 0)
+    whole, part = (1, 2) * page_size, (1,) * page_size
+    traffic.insert(whole, "theirs")
+    assert traffic.cache.has_elsewhere(array(whole), "mine") and traffic.cache.has_elsewhere(
+        array(whole[:page_size]), ""
+    )
+    assert not traffic.cache.has_elsewhere(array(whole), "theirs"), "that is no other namespace"
+    assert traffic.cache.has_elsewhere(array(part), "mine") == (page_size == 1)
+    assert not traffic.cache.has_elsewhere(array((*whole, *part)), "mine")
+
+
+def test_what_a_failure_has_taken_is_remembered():
+    traffic = Traffic(1, 0)
+    traffic.insert((1, 2), "")
+    lock = traffic.cache.lock(traffic.cache.match(array((1, 2))))
+    traffic.cache.unlock(lock)
+    traffic.cache.forget(lock)
+    report = traffic.explain((1, 2), "")
+    assert (report.why, report.evicted_for, report.evicted_for_own) == (MissReason.EVICTED, EvictionCause.FAILURE, None)
+
+
+def test_what_follows_joined_branches_is_of_their_namespace():
+    evictions = [Eviction(1.0, 1, EvictionCause.PROMPT, namespace) for namespace in ("a", "a/branches", "ab", None)]
+    assert [eviction.is_for("a/branches") for eviction in evictions] == [True, True, False, None]
 
 
 # The log.

@@ -7,7 +7,7 @@ from jsg.cache import radix
 from jsg.cache.kinds import PrefixMatch
 from jsg.cache.node import Root
 from jsg.cache.radix import RadixCache
-from jsg.cache.states import SHARED, State, StateSlots
+from jsg.cache.states import State, StateSlots
 from jsg.cache.windows import make_allocator
 from tests.cache.integrity import check_states
 
@@ -144,12 +144,12 @@ def test_what_a_request_has_before_drafts_takes_the_place_of_one_that_nobody_nee
     shared = put(slots, 2)
     shared.num_uses = 2
     slots.note(shared, 0)
-    before, no_pages = State(slots.take(), 5), np.empty(0, np.int32)
-    assert slots.keep(SHARED, no_pages) and kept(slots) == [1]
+    before = State(slots.take(), 5)
+    assert slots.set_aside() and kept(slots) == [1]
     slots.use(before)
     check_states(slots)
     slots.take()
-    assert not slots.keep(SHARED, no_pages)
+    assert not slots.set_aside()
     slots.publish(before, 9)
     slots.leave(before)
     check_states(slots)

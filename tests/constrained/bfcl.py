@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
-from jsg.dialects import DIALECTS, Dialect
 from jsg.errors import GrammarError
+from jsg.speech.dialects import DIALECTS, Dialect
+from jsg.speech.rules.call_grammar import Tool, tools_to_structural_tag
 
 BOARD = pathlib.Path(__file__).with_name("bfcl.json")
 TYPES = {

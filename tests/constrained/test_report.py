@@ -3,8 +3,8 @@
 import json
 
 from jsg.constrained.report import check_grammar
-from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
-from jsg.dialects import DIALECTS
+from jsg.speech.dialects import DIALECTS
+from jsg.speech.rules.call_grammar import Tool, tools_to_structural_tag
 from jsg.types import GrammarSpec
 
 COLOUR = {"type": "object", "properties": {"c": {"type": "string", "format": "colour"}}}

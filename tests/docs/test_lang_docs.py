@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import jsg
-from jsg.lang.defaults import as_backend
 from jsg.lang.executor.compiled import CompiledFunction
+from jsg.lang.program.defaults import as_backend
 from jsg.testing import ScriptedBackend
 from tests.examples.conftest import SMALL
 

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from docs.tables import thinking
-from jsg.config import REASONING_PARSERS
-from jsg.dialects import DIALECTS, PARSER_NAMES
-from jsg.processing.tool_calls import MAX_HELD_LEN, parse_tool_calls
+from jsg.config import REASONING_PARSERS, TOOL_CALL_PARSERS
+from jsg.speech.answers.tool_calls import MAX_HELD_LEN, parse_tool_calls
+from jsg.speech.dialects import DIALECTS
 from tests.test_layout import ROOT
 
 PAGE = (ROOT / "docs" / "thinking.md").read_text(encoding="utf-8")
@@ -23,7 +23,7 @@ def test_every_family_names_parsers_that_there_are():
     assert len(rows) >= 12
     for family, thoughts, tools, *_ in rows:
         assert set(re.findall("`(.*?)`", thoughts)) <= set(REASONING_PARSERS), family
-        assert set(re.findall("`(.*?)`", tools)) <= set(PARSER_NAMES), family
+        assert set(re.findall("`(.*?)`", tools)) <= set(TOOL_CALL_PARSERS), family
 
 
 @pytest.mark.parametrize("name", DIALECTS)

@@ -17,21 +17,14 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.tree_log import TreeLog
+from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import STATE_STATS, Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
 from jsg.sched.table import POOL_TERMS
 from jsg.token_scores import TokenScores
-from jsg.types import (
-    CacheReport,
-    ConstraintReport,
-    FinishReason,
-    FinishType,
-    GrammarSpec,
-    Request,
-    RequestOutput,
-    TokenLogprob,
-)
+from jsg.types import ConstraintReport, FinishReason, FinishType, GrammarSpec, Request, RequestOutput, TokenLogprob
+from jsg.waits import IN_THE_ENGINE, WaitReason, stat_of
 from tests.scored import scores_of
 
 VOCAB_SIZE = 512
@@ -124,7 +117,14 @@ class FakeCache:
             cached_continuations=tuple(path[matched])[:8],
             evicted_at=self._flushed_at if num_evicted > 0 else None,
             evicted_tokens=max(num_evicted, 0),
+            evicted_for=EvictionCause.FLUSH if num_evicted > 0 else None,
+            why=MissReason.EVICTED if num_evicted > 0 else self._why_new(request, matched),
         )
+
+    def _why_new(self, request: Request, matched: int) -> MissReason:
+        others = [tree for namespace, tree in self._trees.items() if namespace != request.namespace]
+        is_elsewhere = any(len(_path(tree, request.input_ids)) - 1 > matched for tree in others)
+        return MissReason.NAMESPACE if request.sees_all and is_elsewhere else MissReason.NEW
 
     def look(self, call: Call) -> dict[str, Any]:
         """The same prompts in a real tree."""
@@ -316,6 +316,7 @@ class FakeCore:
             logprobs=tuple(self._score(request, t) for t in token_ids) if request.return_logprob else (),
             prompt_logprobs=self._score_prompt(request) if index == 0 and request.wants_prompt_logprobs else None,
             queue_s=QUEUE_S,
+            waited={WaitReason.ROWS: QUEUE_S} if index == 0 else None,
             cache_report=live.cache_report if index == 0 else None,
             constraint=_constraint(request, token_ids),
         )
@@ -374,6 +375,8 @@ class FakeCore:
             "has_jax": int("jax" in sys.modules),
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),
+            **dict.fromkeys(map(stat_of, IN_THE_ENGINE), 0),
+            stat_of(WaitReason.ROWS): len(self._waiting),
             "num_holds": len(self._held),
             "num_retracts": 0,
             "num_lowered": 0,

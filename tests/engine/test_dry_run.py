@@ -91,9 +91,15 @@ def test_an_8b_llama_on_an_h200_and_on_smaller_cards(tmp_path):
     assert len(tokens) == len(made.fits) == len(NAMES) * 16
     assert tokens["l4", "none", 1].tokens < 16_384 and not tokens["l4", "none", 1].fits
     assert tokens["l4", "int8", 1].fits
-    assert "compute capability 9.0" in tokens["l4", "fp8", 1].refusal and not tokens["l4", "fp8", 1].tokens
+    refused, taken = tokens["a10g", "fp8", 1], tokens["l4", "fp8", 1]
+    assert "compute capability 8.9" in refused.refusal and not refused.tokens
+    assert taken.fits and taken.rounds_rows and not tokens["l4", "int8", 1].rounds_rows
     assert tokens["l4", "int4", 2].tokens > 2 * tokens["l4", "int4", 1].tokens
     shown = str(made)
+    (rounding,) = [
+        line for line in shown.splitlines() if line.startswith("products in e4m3, unless --fp8-products off")
+    ]
+    assert "h100" in rounding and "a100" not in rounding
     assert "LlamaForCausalLM, 32 layers of width 4096" in shown and "15.0 GiB in bfloat16" in shown
     assert f"({tokens['l4', 'none', 1].tokens})" in shown
 

@@ -9,9 +9,9 @@ from jsg.constrained.stop_patterns import stop_patterns
 from jsg.engine.core import EngineCore
 from jsg.engine.gather import PERIOD_S, Gatherer
 from jsg.engine.offline.engine import _request_of
-from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
+from jsg.speech.answers.answer import Answer
 from jsg.types import ConstraintReport, FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 from tests.engine import small
 

@@ -13,11 +13,11 @@ import pytest
 
 from jsg.constrained.compiler import compile_tables
 from jsg.engine.core import EngineCore
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.thoughts import MARKERS
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.http.field_rules import FieldRules
-from jsg.server.thinking import ThoughtForm, ThoughtWish, think
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.answers.thoughts import MARKERS
+from jsg.speech.rules.thinking import ThoughtForm, ThoughtWish, think
 from jsg.types import FinishType, GrammarSpec, JumpForward, SamplingParams
 from tests.engine import small, thinking_model
 from tests.engine.thinking_model import BEGIN, END, THOUGHT, Kind
@@ -53,7 +53,7 @@ class Thinker:
             sampling=SamplingParams.from_dict(fields),
             is_continued=False,
         )
-        return think(prompt, self.form, wish, RULES)
+        return think(prompt, self.form, wish, RULES.pass_over)
 
     def answers(self, prompts: list[Prompt], *, streamed: bool = True) -> dict[str, Answer]:
         """The answers, as the engine gives them with all prompts under way at once."""

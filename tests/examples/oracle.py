@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from jsg.lang.ir import Gen, Select
+from jsg.lang.words.ir import Gen, Select
 
 OPPOSITES = {
     "up": "down", "fast": "slow", "happy": "sad", "early": "late", "strong": "weak", "wide": "narrow",

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import jsg
-from jsg.lang.defaults import as_backend
+from jsg.lang.program.defaults import as_backend
 from tests.examples.conftest import EXAMPLES
 from tests.lang.scripted import ScriptedBackend
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AbstractMesh
 
 from jsg.conversion.convert import convert
 from jsg.engine.device.panels import lay_out
@@ -19,8 +20,9 @@ from jsg.gguf import folder
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.models.config import read_spec
-from jsg.models.loading import load_model, with_kept
+from jsg.models.loading import abstract_model, load_model, with_kept
 from jsg.models.spec import ModelSpec
+from jsg.models.tensor_parallel import AXES
 from jsg.sources import resolve_model
 from tests.gguf.models import made, write_twin
 from tests.golden.variants import random_tokens
@@ -34,7 +36,9 @@ MAX_DIFFERENCE = 5e-5
 FORMS = {
     "Q8_0": Form("int8", 32, "float16"),
     "Q4_0": Form("int4", 32, "float16"),
-    "Q6_K": Form("int8", 16, "float32"),
+    "Q4_K": Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=256),
+    "Q5_K": Form("int8", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=256),
+    "Q6_K": Form("int8", 16, "int8", has_factor=True, block=256),
 }
 """Types whose numbers are kept in 8 or 4 bits, and how."""
 
@@ -163,14 +167,14 @@ def test_the_log_says_what_restoring_costs(tmp_path: Path, caplog: pytest.LogCap
 def test_numbers_with_a_scale_of_their_group_are_kept(kind: str, form: Form, tmp_path: Path):
     """As they are in the file, in all products and on several devices, and the memory plan counts them so."""
     model = made(
-        "wide", kind_of=lambda stored, length: kind if length % (256 if kind == "Q6_K" else 32) == 0 else "F16"
+        "wide", kind_of=lambda stored, length: kind if length % (256 if kind.endswith("_K") else 32) == 0 else "F16"
     )
     directory = resolve_model(str(model.write(tmp_path / "m.gguf")))
     twin = write_twin(tmp_path / "twin", "wide", model)
     spec = with_kept(directory, read_spec(directory))
     ours, theirs = load_model(directory, spec), load_model(twin, read_spec(twin))
     assert set(kept(ours).values()) == {form}
-    assert len(kept(ours)) == (3 if kind == "Q6_K" else 12)
+    assert len(kept(ours)) == (3 if kind.endswith("_K") else 12)
     for here, there in zip(parameters(ours), parameters(theirs), strict=True):
         np.testing.assert_array_equal(here, there)
     planned, _ = weight_bytes(spec, np.dtype(np.float32), "none", 1, 1)
@@ -181,11 +185,42 @@ def test_numbers_with_a_scale_of_their_group_are_kept(kind: str, form: Form, tmp
     assert np.abs(logits[0] - logits[1]).max() < MAX_DIFFERENCE
 
 
+def test_q4_k_m_is_kept(tmp_path: Path):
+    """All kernels, also that of queries and keys in Q4_K and values in Q6_K, which have one form in 8 bits."""
+    most = {"attn_v.weight": "Q6_K", "ffn_down.weight": "Q6_K", "attn_output.weight": "Q8_0"}
+    model = made("wider", lambda name, _: most.get(name.split(".", 2)[-1], "Q4_K"))
+    directory = resolve_model(str(model.write(tmp_path / "m.gguf")))
+    twin = write_twin(tmp_path / "twin", "wider", model)
+    ours, theirs = (load_model(each, with_kept(each, read_spec(each))) for each in (directory, twin))
+    joined = Form("int8", 16, "int8", has_zero=True, has_factor=True, has_step=True, block=256)
+    last = {name.rpartition(".")[0].rpartition(".")[2]: form for name, form in kept(ours).items()}
+    assert last == {
+        "q_proj": joined,
+        "o_proj": FORMS["Q8_0"],
+        "gate_proj": FORMS["Q4_K"],
+        "down_proj": FORMS["Q6_K"],
+    }
+    for here, there in zip(parameters(ours), parameters(theirs), strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+def test_what_devices_cannot_share_out_in_whole_blocks_is_restored(tmp_path: Path):
+    model = made("wider", lambda name, length: "Q4_K" if length == 512 else "Q8_0")
+    directory = resolve_model(str(model.write(tmp_path / "m.gguf")))
+    spec = with_kept(directory, read_spec(directory))
+    for count, has_blocks in ((1, True), (2, True), (4, False)):
+        mesh = None if count == 1 else AbstractMesh((1, count), AXES)
+        names = kept(abstract_model(spec, np.dtype("bfloat16"), "none", mesh))
+        assert any("down_proj" in name for name in names) == has_blocks
+        assert any("o_proj" in name for name in names)
+
+
 def test_layers_in_other_bits_are_traced_by_themselves(tmp_path: Path):
     model = made("wide")
     directory, twin = resolve_model(str(model.write(tmp_path / "m.gguf"))), write_twin(tmp_path / "twin", "wide", model)
     ours, theirs = load_directory(directory), load_directory(twin)
-    assert {name.split(".")[2] for name in kept(ours[1]) if "down_proj" in name} == {"2"}  # the one of Q6_K
+    found = {name.split(".")[2]: form for name, form in kept(ours[1]).items() if "down_proj" in name}
+    assert found == {"0": FORMS["Q4_K"], "1": FORMS["Q5_K"], "2": FORMS["Q6_K"]}
     tokens = random_tokens("wide", 0, 40)
     logits = [PagedModel(*each).extend({0: tokens})[0] for each in (ours, theirs)]
     assert np.abs(logits[0] - logits[1]).max() < MAX_DIFFERENCE

@@ -1,7 +1,11 @@
 """The numbers of each type are those of its formula, bit for bit, and only what is asked for is restored."""
 
+import dataclasses
+import itertools
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
@@ -9,8 +13,10 @@ from gguf.quants import dequantize
 
 from jsg.errors import ModelError
 from jsg.gguf.container import read_container
+from jsg.kernels_pallas.few_bits import Quantised, zeros
 from jsg.models.checkpoint import Checkpoint
-from jsg.models.gguf_tensors import GgufTensor
+from jsg.models.gguf_tensors import FORMS, GgufTensor
+from jsg.models.published.record import KeptForm
 from tests.gguf.writer import CODES, container, rounded
 
 SHAPE = (6, 512)
@@ -60,9 +66,30 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path):
             (tmp_path / "m.gguf").write_bytes(container({"general.architecture": "llama"}, {"t": (kind, SHAPE, data)}))
             place = read_container(tmp_path / "m.gguf").tensors["t"]
             tensor = GgufTensor("t", np.frombuffer(data, np.uint8).reshape(SHAPE[0], -1), place)
-            for read in (tensor.read, *([tensor.kept] if tensor.kept_form else [])):
+            for read in (tensor.read, lambda cut, tensor=tensor, kind=kind: tensor.kept(cut, FORMS[kind])):
                 with pytest.raises(ModelError, match="the scales of t must be finite"):
                     read((slice(0, 1), slice(0, 256)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"), [*((kind, kind) for kind in FORMS), *itertools.product(("Q4_K", "Q5_K", "Q6_K"), repeat=2)]
+)
+def test_kept_numbers_mean_the_same_bits_in_each_form(kind: str, other: str, tmp_path: Path):
+    """Also in the form that they have in one kernel with numbers of another type."""
+    tensor, _, restored = written(tmp_path / "m.gguf", kind)
+    form = KeptForm(FORMS[kind], "", is_turned=False).joined(KeptForm(FORMS[other], "", is_turned=False))
+    assert form is not None
+    kept = tensor.kept((slice(1, 4), slice(256, 512)), form.form)
+    made = Quantised(kept.numbers, kept.scale, form.form, *kept[2:])
+    declared = jax.eval_shape(lambda: zeros(form.form, (3, 256), 1))
+    assert [each.shape for each in jax.tree.leaves(declared)] == [each.shape for each in jax.tree.leaves(made)]
+    found = jax.tree.map(lambda here, there: jnp.asarray(here, there.dtype), made, declared).restored(jnp.float32)
+    np.testing.assert_array_equal(found, restored[1:4, 256:512])
+
+
+def test_other_forms_are_not_joined():
+    assert FORMS["Q8_0"].joined(FORMS["Q4_K"]) is None
+    assert FORMS["Q4_K"].joined(dataclasses.replace(FORMS["Q6_K"], block=128)) is None
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K"])

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from jsg.models.config import read_spec
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
+from jsg.speech.prompts.chat_template import ChatTemplate
 from tests.gguf.models import byte_level, made
 from tests.processing.sentencepieces import SENTENCES, train
 

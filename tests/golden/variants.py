@@ -129,6 +129,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 WIDE: dict[str, dict[str, Any]] = {
     "wide": {**VARIANTS["llama_gqa_head_dim"], "intermediate_size": 256},
+    "wider": {**VARIANTS["llama_gqa_head_dim"], "hidden_size": 256, "intermediate_size": 512},
     "wide experts": {**VARIANTS["mixtral"], "intermediate_size": 128},
     "even experts": {**VARIANTS["granitemoe"], "num_local_experts": 6},
 }

@@ -24,8 +24,9 @@ FORMS = {
     "int8": Form("int8"),
     "w8a16": Form("int8", 128, "bfloat16", has_zero=True),
     "blocks of fp8": Form("e4m3", 128, "float32"),
+    "q4_k": Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=128),
 }
-LARGEST = {"int4": 8, "e2m1": 8, "int8": 128, "e4m3": 448}
+LARGEST = {"int4": 8, "uint4": 8, "e2m1": 8, "int8": 128, "e4m3": 448}
 """About the largest number of each kind."""
 DEPTH, OUT = 384, (5, 16)
 
@@ -36,17 +37,19 @@ def made(form: Form, depth: int = DEPTH, out: tuple[int, ...] = OUT, lead: tuple
     There is one for each expert of `lead`, if there are any. What would be no number in e4m3 is zero.
     """
     rng = np.random.default_rng(0)
-    groups = (*lead, 1 if form.group is None else depth // form.group, *out)
+    groups, blocks = ((*lead, 1 if each is None else depth // each, *out) for each in (form.group, form.block))
     scale = rng.normal(0, 0.8 / LARGEST[form.numbers], groups) * rng.choice([1, 2.0**-4, 0], groups, p=[0.8, 0.1, 0.1])
     scale = np.abs(scale) + 2.0**-127 if form.scale == "float8_e8m0fnu" else scale
+    scale = scale * 100 if form.scale == "int8" else scale
     numbers = rng.integers(0, 256, (*lead, depth // form.per_byte, *out), np.uint8)
     return Quantised(
         jnp.asarray(np.where(numbers & 127 == 127, 0, numbers).astype(np.uint8).view(TYPES[form.numbers])),
         jnp.asarray(scale.astype(jnp.dtype(form.scale))),
         form,
         jnp.asarray(rng.integers(-8, 8, groups, np.int8)) if form.has_zero else None,
-        jnp.asarray(rng.uniform(0.5, 2, (*lead, 1, *out)), jnp.float32) if form.has_factor else None,
+        jnp.asarray(rng.uniform(0.005, 0.02, blocks), jnp.float32) if form.has_factor else None,
         jnp.asarray(rng.permutation(depth), jnp.int32) if form.has_order else None,
+        jnp.asarray(rng.uniform(0.005, 0.02, blocks), jnp.float32) if form.has_step else None,
     )
 
 
@@ -61,14 +64,15 @@ def compiled(implementation: str = "triton", result: str = "float32"):
 
 def product(x: jax.Array, kernel: Quantised) -> np.ndarray:
     """With the weights of `Quantised.restored`, in float64. What multiplies a channel is not rounded into them."""
-    factor = kernel.scale if kernel.form.scales_columns else kernel.factor
-    kernel = kernel._replace(scale=jnp.ones_like(factor)) if kernel.form.scales_columns else kernel
-    restored = kernel._replace(factor=None).restored(x.dtype)
+    factor = kernel.factor if kernel.form.block is None else None
+    if kernel.form.scales_columns:
+        factor, kernel = kernel.scale, kernel._replace(scale=jnp.ones_like(kernel.scale))
+    restored = (kernel if factor is None else kernel._replace(factor=None)).restored(x.dtype)
     sums = np.tensordot(np.asarray(x, np.float64), np.asarray(restored, np.float64), 1)
     return sums if factor is None else sums * np.asarray(factor, np.float64)
 
 
-QUICK = ("jsg", "gptq with an order", "mxfp4", "nvfp4")
+QUICK = ("jsg", "gptq with an order", "mxfp4", "nvfp4", "q4_k")
 """Those that have all parts and types of numbers, so that others are slow."""
 
 
@@ -125,7 +129,9 @@ def test_inputs_in_parts_give_the_same_sums():
     np.testing.assert_allclose(compiled()(x, kernel), product(x, kernel), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mxfp4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("awq", "w8a16"))])
+@pytest.mark.parametrize(
+    "name", ["mxfp4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("awq", "w8a16", "q4_k"))]
+)
 def test_experts(name: str):
     """Each row is multiplied by its expert's kernel, alone and behind gates."""
     x, sizes = rows(24), np.array([5, 0, 12, 3])
@@ -173,12 +179,12 @@ def result_of(instructions: str, words: np.ndarray, other: np.ndarray, dtype: st
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("numbers", ["int4", "e2m1"])
+@pytest.mark.parametrize("numbers", ["int4", "uint4", "e2m1"])
 def test_what_a_card_makes_of_every_byte(numbers: str, dtype: str):
     """Interpret mode cannot run these instructions, so they are followed here."""
     form, codes = Form(numbers, 32), np.arange(256, dtype=np.uint8)
     words = np.asarray(few_bits_block.codes_in_words(jnp.asarray(codes), form, jnp.dtype(dtype)))
-    for zero in (0, -7, 8) if numbers == "int4" else (0,):
+    for zero in (0,) if numbers == "e2m1" else (0, -7, 8):
         offset = few_bits_block.offset_of(form, jnp.dtype(dtype)) + zero
         both = np.asarray([-offset] * 2, jnp.dtype(dtype)).view(np.uint32)
         found = result_of(few_bits_block.instructions(form, jnp.dtype(dtype)), words, both, dtype)

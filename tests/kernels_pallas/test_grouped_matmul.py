@@ -4,6 +4,7 @@ The sizes of groups are data, so one program serves them all: rows behind the la
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.activation import Activation, ClampedGate
 from jsg.kernels_pallas.grouped_matmul import MOST_AT_ONCE, tile_of
-from jsg.kernels_pallas.inputs import GroupKernels
+from jsg.kernels_pallas.inputs import GroupKernels, SharedKernels
+from jsg.kernels_pallas.reference_routes import Routes
 from tests.kernels_pallas.definition import QUICKLY
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -178,6 +180,56 @@ def test_gates_are_in_the_launch_of_their_products(activation: Activation, dtype
         jax.jit(functools.partial(run, implementation="triton"))(rows, None, given, sizes), np.float32
     )
     np.testing.assert_array_equal(in_order[live], found[live])
+
+
+SHARED = {"float32": 40, "bfloat16": 7}
+
+
+@pytest.mark.parametrize(("activation", "dtype"), [("silu", "bfloat16"), ("relu2", "float32")])
+def test_the_block_of_all_tokens_is_in_the_launches_of_experts(activation: Activation, dtype: str):
+    """It is what it is alone, and so are the copies, though tokens and groups fill no tile."""
+    rng = np.random.default_rng(4)
+    num_tokens, sizes = SHARED[dtype], jnp.array(SIZES[0])
+    tokens = jnp.asarray(rng.integers(0, num_tokens, NUM_ROWS), jnp.int32)
+    routes = Routes(jnp.zeros((1, 1)), jnp.zeros((1, 1), jnp.int32), tokens, sizes)
+    x = jnp.asarray(rng.normal(size=(num_tokens, DEPTH)), dtype)
+    parts = 1 if activation == "relu2" else 2
+    opened, joint, down, shared_down = (
+        jnp.asarray(rng.normal(size=shape) / np.sqrt(DEPTH), dtype)
+        for shape in ((parts, 4, DEPTH, WIDTH), (DEPTH, parts, WIDTH), (4, WIDTH, DEPTH), (WIDTH, DEPTH))
+    )
+    kernels, last = [GroupKernels(each) for each in opened], GroupKernels(down)
+    how: dict[str, Any] = {"result": dtype, "implementation": "triton"}
+    both = jax.jit(functools.partial(ops.experts_beside, activation=activation, **how))
+    made, share = both(x, routes, kernels, last, SharedKernels(joint, shared_down))
+    inner = ops.grouped_gated(x, tokens, kernels, sizes, activation, **how)
+    alone = ops.grouped_matmul(inner, down, sizes, **how)
+    live = slice(sum(SIZES[0]))
+    np.testing.assert_array_equal(np.asarray(made)[live], np.asarray(alone)[live])
+    inner = ops.gated(jnp.einsum("td,dpf->tpf", x, joint).astype(dtype), activation)
+    np.testing.assert_allclose(
+        np.asarray(share, np.float32),
+        np.asarray(inner @ shared_down, np.float32),
+        rtol=TOLERANCES[dtype],
+        atol=TOLERANCES[dtype],
+    )
+
+
+def test_other_shared_blocks_have_launches_of_their_own():
+    """Those of other sizes or types, with scales, of many rows, and on a CPU."""
+    x, places = jnp.zeros((8, 32)), jnp.zeros((8, 2), jnp.int32)
+    routes = Routes(jnp.zeros((8, 2)), places, places.reshape(16), jnp.zeros(4, jnp.int32))
+    kernels, down = [GroupKernels(jnp.zeros((4, 32, 16)))] * 2, GroupKernels(jnp.zeros((4, 16, 32)))
+    shared = SharedKernels(jnp.zeros((32, 2, 16)), jnp.zeros((16, 32)))
+    many = routes._replace(tokens=jnp.zeros(MOST_AT_ONCE + 1, jnp.int32))
+    for changed in (
+        (x, routes, kernels, down, shared._replace(opened=jnp.zeros((32, 2, 24)), down=jnp.zeros((24, 32)))),
+        (x, routes, kernels, down, shared._replace(down=jnp.zeros((16, 32), "bfloat16"))),
+        (x, routes, kernels, down._replace(scale=jnp.zeros((4, 1, 32))), shared),
+        (x, many, kernels, down, shared),
+    ):
+        assert ops.experts_beside(*changed, "silu", result="float32", implementation="triton") is None
+    assert ops.experts_beside(x, routes, kernels, down, shared, "silu", result="float32") is None
 
 
 def test_many_rows_have_launches_of_their_own():

@@ -34,6 +34,9 @@ FORMS = {
     "FP8 in blocks": Form("e4m3", 128),
     "NVFP4": Form("e2m1", 16, "float8_e4m3fn", has_factor=True),
     "MXFP4": Form("e2m1", 32, "float8_e8m0fnu"),
+    "Q4_K": Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=64),
+    "Q5_K": Form("int8", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=64),
+    "Q6_K": Form("int8", 16, "int8", has_factor=True, block=64),
 }
 """jsg's own, then published ones."""
 BFLOAT16_SHAPES = (
@@ -74,20 +77,27 @@ def quantised(form: Form, rng: np.random.Generator, depth: int, columns: int) ->
     if form.numbers == "e4m3":
         numbers = np.concatenate([rng.standard_normal((depth - 4, columns)), rng.standard_normal((4, columns)) / 256])
         stored = numbers = numbers.astype(jnp.float8_e4m3fn)  # some are subnormal
-    if form.numbers in ("int4", "e2m1"):
+    if form.numbers in ("int4", "uint4", "e2m1"):
         codes = rng.integers(0, 16, (depth, columns))
-        numbers = codes - 8 if form.numbers == "int4" else np.where(codes < 8, 1, -1) * E2M1[codes % 8]
+        signed = np.where(codes < 8, 1, -1) * E2M1[codes % 8]
+        numbers = signed if form.numbers == "e2m1" else codes - 8 * (form.numbers == "int4")
         stored = (codes[::2] | codes[1::2] << 4).astype(np.uint8)
     scale = (
         rng.integers(1, 32, (depth // group, columns)) / 64 if form.is_exact else rng.random((depth // group, columns))
     )
-    scale = (2.0 ** rng.integers(-9, 3, scale.shape) if "e8m0" in form.scale else scale).astype(jnp.dtype(form.scale))
+    scale = 2.0 ** rng.integers(-9, 3, scale.shape) if "e8m0" in form.scale else scale
+    scale = (scale * 63 if form.scale == "int8" else scale).astype(jnp.dtype(form.scale))
     zero = rng.integers(-8, 9, scale.shape).astype(np.int8) if form.has_zero else None
-    factor = rng.random((1, columns)).astype(np.float32) + 0.5 if form.has_factor else None
+    of_blocks = rng.random((2, depth // (form.block or depth), columns)).astype(np.float32) + 0.5
+    factor, step = (
+        each if has else None for each, has in zip(of_blocks, (form.has_factor, form.has_step), strict=True)
+    )
     order = rng.permutation(depth).astype(np.int32) if form.has_order else None
-    numbers = numbers.astype(np.float64) - (0 if zero is None else zero.repeat(group, 0))
-    meant = numbers * scale.astype(np.float64).repeat(group, 0) * (1 if factor is None else factor)
-    parts = (None if each is None else jnp.asarray(each) for each in (zero, factor, order))
+    wide = [each if each is None else each.astype(np.float64) for each in (zero, scale, factor, step)]
+    zeros, scales, factors, steps = (each if each is None else each.repeat(depth // len(each), 0) for each in wide)
+    meant = numbers.astype(np.float64) - (0 if zeros is None or steps is not None else zeros)
+    meant = meant * scales * (1 if factors is None else factors) - (0 if steps is None else zeros * steps)
+    parts = (None if each is None else jnp.asarray(each) for each in (zero, factor, order, step))
     made = Quantised(jnp.asarray(stored), jnp.asarray(scale), form, *parts)
     return made, meant if order is None else meant[np.argsort(order)]
 
@@ -114,7 +124,10 @@ def products(factors: list[tuple[np.ndarray, Panels]], *dtype: jnp.dtype) -> lis
 
 KINDS = [
     "bfloat16",
-    *(pytest.param(kind, marks=() if kind in ("int8", "int4", "AWQ", "NVFP4") else pytest.mark.slow) for kind in FORMS),
+    *(
+        pytest.param(kind, marks=() if kind in ("int8", "int4", "AWQ", "NVFP4", "Q4_K") else pytest.mark.slow)
+        for kind in FORMS
+    ),
 ]
 
 
@@ -165,7 +178,7 @@ def test_rows_in_bfloat16_are_multiplied_as_numpy_says(kind: str, unit: str, mon
     [
         ("float32", "float32"),
         ("bfloat16", "bfloat16"),
-        *itertools.product(["int8", "int4", "AWQ"], ["float32", "bfloat16"]),
+        *itertools.product(["int8", "int4", "AWQ", "Q4_K"], ["float32", "bfloat16"]),
     ],
 )
 def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: str):
@@ -177,7 +190,9 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: str):
         np.testing.assert_array_equal(product, whole[part], str(part))
 
 
-@pytest.mark.parametrize("kind", ["AWQ", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int8", "int4", "MXFP4"))])
+@pytest.mark.parametrize(
+    "kind", ["AWQ", "Q4_K", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int8", "int4", "MXFP4"))]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_multiply_their_own_rows(kind: str, dtype: str):
     """Whatever rows the others have, none included: each row has the bits that it has with its kernel alone."""

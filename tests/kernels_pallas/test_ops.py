@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench import attention_cases as cases
-from jsg.kernels_pallas import cascade, ops, paged_decode, ragged_paged_attention, reference
+from jsg.kernels_pallas import cascade, falling_back, ops, paged_decode, ragged_paged_attention, reference
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.inputs import Scoring
 from jsg.kernels_pallas.native import amx, attention, library
@@ -89,10 +89,10 @@ def test_what_a_kernel_refuses_goes_to_the_reference_unless_the_kernel_was_asked
     with pytest.raises(NotImplementedError, match="no"):
         has_run(named("decode"), monkeypatch, "triton", paged_decode=no)
     monkeypatch.setitem(ops.BEST, "cpu", "triton")
-    monkeypatch.setattr(ops, "refusals", {})
+    monkeypatch.setattr(falling_back, "refusals", {})
     for _ in range(2):
         assert has_run(named("decode"), monkeypatch, None, paged_decode=no) == ["paged_decode", "reference"]
-    assert ops.refusals == {"paged_attention": "no"}
+    assert falling_back.refusals == {"paged_attention": "no"}
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert said == ["paged_attention by 'reference', because 'triton' cannot do it: no"], "said once"
 

@@ -6,17 +6,17 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from jsg.constrained.stop_patterns import stop_patterns
-from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.lang.tokens.model import Hold, Outcome, ScoredChoices, TokenCall, TokenDelta
 from jsg.lang.tokens.scoring import ScorePlan
 from jsg.lang.tokens.session import TokenSession
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts, split_answer
+from jsg.lang.words.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.parts import Part
-from jsg.processing.thoughts import Markers
 from jsg.processing.tokenizer import Tokenizer
-from jsg.processing.turns import ChatTurns
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.answers.thoughts import Markers
+from jsg.speech.prompts.encode_parts import EncodedPrompt, encode_choices, encode_parts, split_answer
+from jsg.speech.prompts.turns import ChatTurns
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 
 NextLogprobs = Callable[[tuple[int, ...]], Sequence[float]]

@@ -14,8 +14,8 @@ from jsg.lang.executor.arguments import arguments_from_json
 from jsg.lang.executor.posted import CallEvent, VariableEvent, execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_from_dict
-from jsg.lang.ir import Gen
 from jsg.lang.streams.loop import shared_loop
+from jsg.lang.words.ir import Gen
 from tests.lang.scripted import ScriptedBackend
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)

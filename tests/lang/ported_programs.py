@@ -5,7 +5,7 @@ values are read. The texts are ours. `test_ported_programs.py` runs them.
 """
 
 import jsg as sgl
-from jsg.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
+from jsg.lang.words.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 # One call behind examples
 

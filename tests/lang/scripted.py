@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from jsg import testing
-from jsg.lang.backend import Piece, PromptItem, Selection
-from jsg.lang.ir import Gen, Select, Text
+from jsg.lang.words.backend import Piece, PromptItem, Selection
+from jsg.lang.words.ir import Gen, Select, Text
 from jsg.testing import Call
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import BackendError, RequestError, UnsupportedError
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.lang.remote.anthropic import Anthropic
 from jsg.lang.remote.retry import RetryPolicy
 from jsg.lang.streams.loop import shared_loop
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from tests.lang.wire_servers import Fault, Parrot, WireServer, ask, tell, write
 
 PAGE = "Name: Ada Lovelace\nBorn: 1815\nField: mathematics\n"

@@ -11,7 +11,7 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import ProgramError
-from jsg.lang.batch import texts_of
+from jsg.lang.program.batch import texts_of
 from tests.lang.scripted import Gate, ScriptedBackend
 
 

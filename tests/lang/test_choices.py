@@ -8,14 +8,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jsg.errors import RequestError
-from jsg.lang import choices
-from jsg.lang.choices import decide, trie_logprobs
-from jsg.lang.tokens import scoring
+from jsg.lang.tokens import choices, scoring
+from jsg.lang.tokens.choices import decide, trie_logprobs
 from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
 from jsg.lang.tokens.scoring import ScorePlan
-from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
+from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt
 from tests.lang.fake_model import scored_answer
 
 VOCAB = 4

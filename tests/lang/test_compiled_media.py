@@ -12,7 +12,7 @@ from jsg.errors import GraphError, RequestError
 from jsg.lang.executor.arguments import arguments_from_json, arguments_to_json
 from jsg.lang.executor.compiled import CompiledFunction
 from jsg.lang.executor.limits import ProgramLimits, check_limits
-from jsg.lang.ir import Video
+from jsg.lang.words.ir import Video
 from tests.lang.graph_programs import PNG, backend, post
 from tests.lang.scripted import ScriptedBackend
 from tests.lang.test_remote_graph import GraphServer

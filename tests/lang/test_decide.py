@@ -8,11 +8,11 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import GraphError, RequestError, UnsupportedError
-from jsg.lang import decisions
-from jsg.lang.backend import Selection
-from jsg.lang.decisions import Decision
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.remote.openai import OpenAI
+from jsg.lang.words import decisions
+from jsg.lang.words.backend import Selection
+from jsg.lang.words.decisions import Decision
 from jsg.testing import ScriptedBackend
 from tests.lang.graph_programs import run_here
 from tests.lang.wire_servers import HashToy, WireServer

@@ -13,8 +13,8 @@ from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.offline.lang_backend import EngineBackend
 from jsg.errors import EngineDeadError, GrammarError, RequestError
-from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.types import GrammarSpec
 from tests.constrained.vocabularies import sentencepiece, tekken, tokenize
 from tests.lang.conftest import new_engine

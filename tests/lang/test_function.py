@@ -8,8 +8,8 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import AbortedError, JsgError, ProgramError
-from jsg.lang.ir import SamplingArgs
-from jsg.lang.run_args import RunArgs
+from jsg.lang.program.run_args import RunArgs
+from jsg.lang.words.ir import SamplingArgs
 from tests.lang.scripted import Gate, ScriptedBackend
 
 

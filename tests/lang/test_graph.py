@@ -14,7 +14,7 @@ from jsg.errors import GraphError
 from jsg.lang.executor.compiled import CompiledFunction
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_from_dict, sampling_to_dict
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.words.ir import SamplingArgs
 from tests.lang.graph_programs import PLANS, PNG, planned
 
 

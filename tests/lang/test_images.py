@@ -6,12 +6,12 @@ import pytest
 
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import RequestError
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.processing.parts import MediaPart
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.processing.turns import ChatTurns
-from jsg.server.chat_prompt import ChatPrompt
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.turns import ChatTurns
 from tests.golden.vision_variants import IMAGE_TOKEN
 from tests.lang.fake_model import FakeModel, asynchronous
 from tests.server.byte_tokenizer import CHAT_TEMPLATE

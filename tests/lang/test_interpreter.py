@@ -4,7 +4,7 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import JsgError, ProgramError, UnknownVariableError
-from jsg.lang.ir import Gen
+from jsg.lang.words.ir import Gen
 from tests.lang.scripted import Gate, ScriptedBackend, numbered
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"."

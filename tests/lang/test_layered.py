@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.lang.layered import LayeredDict
+from jsg.lang.words.layered import LayeredDict
 
 STEPS = st.lists(
     st.tuples(st.integers(0, 7), st.one_of(st.none(), st.sampled_from("abcdefghij"))), min_size=1, max_size=60

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import jsg as sgl
 from jsg.errors import GraphError, ProgramError, TraceError
 from jsg.lang.graphs.check import graph_from_json
-from jsg.lang.ir import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from jsg.lang.words.ir import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from tests.lang.scripted import ScriptedBackend
 
 OPS = st.lists(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from jsg.errors import BackendError, RequestError, UnsupportedError
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video
 from jsg.lang.remote.openai import OpenAI
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video
 from tests.lang.wire_servers import Fault, Parrot, WireServer, ask, tell, write
 
 PAGE = "Name: Ada Lovelace\nBorn: 1815\nField: mathematics\n"

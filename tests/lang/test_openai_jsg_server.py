@@ -8,10 +8,10 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import RequestError, UnsupportedError
-from jsg.lang.ir import Gen, SamplingArgs, Select, Text
 from jsg.lang.remote.anthropic import Anthropic
 from jsg.lang.remote.openai import OpenAI
 from jsg.lang.streams.loop import shared_loop
+from jsg.lang.words.ir import Gen, SamplingArgs, Select, Text
 from tests.lang.wire_servers import ask, serving, tell, write
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 from tests.server.scripted import ScriptedServer

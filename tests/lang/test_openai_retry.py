@@ -14,8 +14,6 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import BackendError, ConfigError, RequestError
-from jsg.lang.ir import SamplingArgs
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import Caller
 from jsg.lang.remote.dialects import DIALECTS
@@ -26,6 +24,8 @@ from jsg.lang.remote.retry import Backoff, RetryPolicy, is_passing, retry_after_
 from jsg.lang.remote.usage import Meter
 from jsg.lang.remote.wire import Bill, Call, Delta, Failure, Scored, Token
 from jsg.lang.streams.loop import shared_loop
+from jsg.lang.streams.per_loop import PerLoop
+from jsg.lang.words.ir import SamplingArgs
 from tests.lang.wire_servers import Fault, Parrot, WireServer, tell, write
 
 PASSING = Failure("busy", 429, is_passing=True)

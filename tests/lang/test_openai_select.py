@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from jsg.errors import BackendError, RequestError, UnsupportedError
-from jsg.lang.ir import RoleEnd, Select
 from jsg.lang.remote.choosing import chosen, race_step
 from jsg.lang.remote.openai import OpenAI
+from jsg.lang.words.ir import RoleEnd, Select
 from tests.lang.wire_servers import HashToy, WireServer, ask, tell, tokenize, write
 
 WORDS = ["New", " York", " Jersey", " Mexico", "Old", "Paris", "."]

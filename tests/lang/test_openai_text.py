@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jsg.errors import RequestError, UnsupportedError
-from jsg.lang.ir import Gen, Image, RoleBegin, SamplingArgs, Video
 from jsg.lang.remote.dialects import DIALECTS
 from jsg.lang.remote.openai import OpenAI
+from jsg.lang.words.ir import Gen, Image, RoleBegin, SamplingArgs, Video
 from tests.lang.wire_servers import Fault, Parrot, WireServer, ask, tell, write
 
 PAGE = "Name: Ada Lovelace\nBorn: 1815\nField: mathematics\n"

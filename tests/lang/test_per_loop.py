@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jsg.lang import per_loop
-from jsg.lang.per_loop import PerLoop
+from jsg.lang.streams import per_loop
+from jsg.lang.streams.per_loop import PerLoop
 
 
 class Thing:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import jsg
-from jsg.lang.ir import Gen, SamplingArgs
+from jsg.lang.words.ir import Gen, SamplingArgs
 from tests.lang import ported_programs as ported
 from tests.lang.graph_programs import answer
 from tests.lang.graph_programs import backend as backend_of_graphs
@@ -62,7 +62,7 @@ def test_the_programs_know_nothing_but_what_was_published():
     tree = ast.parse(inspect.getsource(ported))
     nodes = list(ast.walk(tree))
     imports = [ast.unparse(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert imports == ["import jsg as sgl", "from jsg.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR"]
+    assert imports == ["import jsg as sgl", "from jsg.lang.words.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR"]
     of_sgl = [node for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sgl"]
     assert {node.attr for node in of_sgl} <= PUBLISHED
     gens = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "sgl.gen"]

@@ -13,8 +13,8 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import ProgramError, RequestError
-from jsg.lang import ir, patterns
-from jsg.lang.ir import (
+from jsg.lang.words import ir, patterns
+from jsg.lang.words.ir import (
     ExprList,
     Gen,
     Image,
@@ -27,7 +27,7 @@ from jsg.lang.ir import (
     Symbol,
     Text,
 )
-from jsg.lang.patterns import DTYPE_PATTERNS
+from jsg.lang.words.patterns import DTYPE_PATTERNS
 from tests.lang.scripted import ScriptedBackend
 
 PUBLISHED_GEN = """name max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p

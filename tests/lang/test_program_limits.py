@@ -16,13 +16,13 @@ from jsg.lang.executor.limits import ProgramLimits, check_limits
 from jsg.lang.executor.posted import execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.nodes import ArgumentRef, Matches, TextValue, ValueRef
-from jsg.lang.ir import RoleBegin, RoleEnd, Text
-from jsg.lang.messages import messages_of
+from jsg.lang.program.messages import messages_of
 from jsg.lang.streams.loop import running_loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.transcript import Turn
 from jsg.lang.streams.variables import Variable
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.ir import RoleBegin, RoleEnd, Text
 from jsg.processing.parts import TextPart
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model

@@ -6,7 +6,7 @@ import jsg as sgl
 from jsg.errors import ConfigError, ProgramError, TraceError
 from jsg.lang.executor.compiled import constant_prefix
 from jsg.lang.graphs.reorder import reorder, varying_arguments
-from jsg.lang.ir import Text
+from jsg.lang.words.ir import Text
 from tests.lang.graph_programs import PNG, CountingBackend, backend, two_gens
 
 LONG = "This is a long instruction, of the kind that stands before every question that a program asks. " * 3

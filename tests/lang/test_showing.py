@@ -7,7 +7,7 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import ProgramError, RequestError
-from jsg.lang import gantt
+from jsg.lang.program import gantt
 from tests.lang.graph_programs import run_here
 from tests.lang.scripted import Gate, ScriptedBackend
 from tests.lang.test_remote_graph import GraphServer

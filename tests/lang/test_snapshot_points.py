@@ -3,11 +3,11 @@
 import pytest
 
 from jsg.errors import QueueFullError
-from jsg.lang.ir import RoleBegin, RoleEnd, Select, Text
 from jsg.lang.tokens.session import TokenSession
-from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts
+from jsg.lang.words.ir import RoleBegin, RoleEnd, Select, Text
 from jsg.processing.parts import JoinedPart, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer
+from jsg.speech.prompts.encode_parts import EncodedPrompt, encode_choices, encode_parts
 from tests.lang.fake_model import FakeModel, asynchronous, said, turn
 from tests.processing.conftest import KINDS
 

@@ -10,14 +10,14 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from jsg.errors import BackendError, ConfigError
-from jsg.lang.backend import Session
-from jsg.lang.ir import Gen, SamplingArgs, Select, Text
 from jsg.lang.remote.ahead import Ahead, Unit, UnitReader, shared_settings
 from jsg.lang.remote.arguments import Unsupported, normalised
 from jsg.lang.remote.openai import OpenAI
 from jsg.lang.remote.remote_backend import RemoteBackend
 from jsg.lang.remote.retry import RetryPolicy
 from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Failure, Message, Scored, Token
+from jsg.lang.words.backend import Session
+from jsg.lang.words.ir import Gen, SamplingArgs, Select, Text
 from tests.lang.wire_servers import HashToy, Parrot, Toy, WireServer, ask, speak, tell, tokenize, write
 
 PAGE = "Name: Ada Lovelace\nBorn: 1815\nField: mathematics\n"

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from jsg.errors import AbortedError, JsgError, ProgramError, UnknownVariableError
-from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Symbol, Text, VarScopeBegin, VarScopeEnd
 from jsg.lang.streams.loop import running_loop
 from jsg.lang.streams.ops import ExprOp
 from jsg.lang.streams.stream import Stream
+from jsg.lang.words.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Symbol, Text, VarScopeBegin, VarScopeEnd
 from tests.lang.scripted import Gate, ScriptedBackend
 
 

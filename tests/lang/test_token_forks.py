@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from jsg.errors import QueueFullError, RequestError
-from jsg.lang.ir import RoleBegin, RoleEnd, Select, Text
 from jsg.lang.tokens.session import TokenSession
 from jsg.lang.tokens.shared_prefix import SharedPrefix
+from jsg.lang.words.ir import RoleBegin, RoleEnd, Select, Text
 from jsg.processing.parts import JoinedPart, OffsetPart, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer
 from tests.lang.fake_model import FakeModel, asynchronous, said, turn
-from tests.processing.chat_templates import STYLES
+from tests.speech.prompts.chat_templates import STYLES
 
 USER, ASSISTANT = "user", "assistant"
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from jsg.errors import RequestError
-from jsg.lang.backend import Selection
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.backend import Selection
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
 from jsg.processing.parts import MediaPart, TextPart, TokenPart
-from jsg.processing.thoughts import MARKERS
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.server.chat_prompt import ChatPrompt
+from jsg.speech.answers.thoughts import MARKERS
+from jsg.speech.prompts.chat_prompt import ChatPrompt
 from tests.lang.fake_model import FakeModel, asynchronous, said, turn
-from tests.processing.chat_templates import STYLES
 from tests.processing.conftest import KINDS
+from tests.speech.prompts.chat_templates import STYLES
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 

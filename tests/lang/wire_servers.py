@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jsg.lang.backend import PromptItem, Session
-from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.words.backend import PromptItem, Session
+from jsg.lang.words.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
 
 END = ""  # the token at which a model ends by itself
 

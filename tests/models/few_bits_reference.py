@@ -30,6 +30,7 @@ def digest(numbers: np.ndarray) -> str:
 
 def main() -> None:
     import torch
+    from compressed_tensors.compressors.mx_utils import decompress_mx_scale
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
     from compressed_tensors.quantization import QuantizationArgs
@@ -54,10 +55,12 @@ def main() -> None:
         weights: dict[str, Any] = FORMS[form].config["config_groups"]["group_0"]["weights"]
         known = {name: value for name, value in weights.items() if value != "group" or name != "actorder"}
         args, scale = QuantizationArgs(**known), parts["weight_scale"].float()
+        if form == "mxfp4 in words":
+            scale = decompress_mx_scale(parts["weight_scale"]).float()
         zero, packed = parts.get("weight_zero_point"), parts.get("weight_packed")
         if packed is None:
             numbers = parts["weight"]
-        elif form == "nvfp4":
+        elif form in ("nvfp4", "mxfp4 in words"):
             numbers = unpack_fp4_from_uint8(packed, *SHAPE, dtype=torch.float32)
         else:
             numbers = unpack_from_int32(packed, args.num_bits, torch.Size(SHAPE))

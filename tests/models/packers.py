@@ -165,6 +165,15 @@ def nvfp4(is_of_modelopt: bool) -> Packer:
     return pack
 
 
+def mxfp4_words(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> tuple[Tensors, np.ndarray]:
+    """MXFP4 of compressed-tensors: e2m1 in groups of 32, two numbers in a byte, with exponents."""
+    codes, exponents = rng.integers(0, 16, shape), rng.integers(119, 124, (shape[0], shape[1] // 32)).astype(np.uint8)
+    pairs = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8)
+    values = np.array([*MAGNITUDES, *(-each for each in MAGNITUDES)], np.float32)[codes]
+    whole = np.ldexp(values, np.repeat(exponents.astype(np.int32), 32, 1) - 127)
+    return {f"{name}_packed": pairs, f"{name}_scale": exponents}, whole
+
+
 def awq(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> tuple[Tensors, np.ndarray]:
     """AWQ for `gemm`: words of eight outputs, of which the low end has 0, 2, 4, 6 and then 1, 3, 5, 7."""
     rows, columns = shape
@@ -242,6 +251,7 @@ BLOCK = [40, 24]
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": BLOCK}
 _STATIC = {"quant_method": "fp8", "activation_scheme": "static", "modules_to_not_convert": ["lm_head"]}
 _NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": 16, "strategy": "tensor_group"}
+_MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": 32, "strategy": "group"}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
 _MODELOPT = {"quant_method": "modelopt", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
@@ -275,6 +285,7 @@ FORMS: dict[str, Form] = {
         compressed("pack-quantized", _integers(8, is_symmetric=False)), packed(8, GROUP, is_symmetric=False)
     ),
     "nvfp4": Form(compressed("nvfp4-pack-quantized", _NVFP4), nvfp4(False)),
+    "mxfp4 in words": Form(compressed("mxfp4-pack-quantized", {**_MXFP4, "scale_dtype": "torch.uint8"}), mxfp4_words),
     "modelopt nvfp4": Form({**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}, nvfp4(True)),
     "modelopt fp8": Form({**_MODELOPT, "quant_algo": "FP8"}, fp8((0, 0), "_scale", np.float32, "input_scale")),
     "awq": Form(_AWQ, awq),

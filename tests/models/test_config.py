@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
-from jsg.fields import MAX_JSON_BYTES, Fields
 from jsg.models.block_spec import AttentionSpec, FeedForwardSpec, NormSpec, RopeSpec
 from jsg.models.config import read_spec
 from jsg.models.families import kimi_linear
@@ -18,6 +17,7 @@ from jsg.models.registry import FAMILIES
 from jsg.models.rope import attention_factor
 from jsg.models.rope_fields import ROPE_FIELDS
 from jsg.models.spec import LayerSpec, ModelSpec
+from jsg.sources import MAX_JSON_BYTES, Fields
 from jsg.window import Window
 from tests.golden.variants import LLAMA, VARIANTS
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jsg.errors import ModelError
-from jsg.kernels_pallas import ops
+from jsg.kernels_pallas import grouped_matmul, ops
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models import decoder
@@ -123,6 +123,19 @@ def test_a_router_with_biases_and_a_shared_block_without_a_gate():
         for expert, share in zip(experts, shares, strict=True):
             expected[row] += share * gated_by_hand(exact[row], *(kernel[expert] for kernel in kernels))
     np.testing.assert_allclose(np.asarray(block(jnp.asarray(x))), expected, rtol=0, atol=5e-5)
+
+
+def test_a_shared_block_as_large_as_an_expert_is_in_their_launches(monkeypatch: pytest.MonkeyPatch):
+    """On a GPU, of few tokens. The result is what it is on a CPU."""
+    block = random_block(ExpertsSpec(count=EXPERTS, inner=32, router=ROUTER, shared=SHARED, shared_gate="g"), "float32")
+    x, multiply, kinds = jnp.asarray(tokens(8)), grouped_matmul._multiply, []
+    alone = np.asarray(block(x))
+    monkeypatch.setitem(ops.BEST, "cpu", "triton")
+    monkeypatch.setattr(
+        grouped_matmul, "_multiply", lambda *args, **how: kinds.append(args[5] is None) or multiply(*args, **how)
+    )
+    np.testing.assert_allclose(np.asarray(jax.jit(lambda x: block(x))(x)), alone, rtol=0, atol=2e-5)
+    assert kinds == [False, False]
 
 
 def gated_by_hand(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:

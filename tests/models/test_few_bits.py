@@ -83,7 +83,7 @@ def test_few_bits_are_given_as_they_are(tmp_path: Path) -> None:
                     assert case.startswith(("fp8", "block")), case
                     continue
                 columns = slice(None) if kernel.form.has_order else slice(32, 64)
-                numbers, scale, *rest = kernel.kept((slice(8, 40), columns))
+                numbers, scale, *rest = kernel.kept((slice(8, 40), columns), kernel.form)
                 others = (None if part is None else jnp.asarray(part) for part in rest)
                 made = Quantised(jnp.asarray(numbers), jnp.asarray(scale, kernel.form.scale), kernel.form, *others)
                 found, meant = made.restored(jnp.float32), restored[name][8:40, columns]
@@ -124,6 +124,34 @@ def far(groups: np.ndarray) -> np.ndarray:
     return np.where(np.arange(len(groups)) == 5, 77, groups).astype(groups.dtype)
 
 
+def unset(groups: np.ndarray) -> np.ndarray:
+    return np.full_like(groups, -1)
+
+
+def test_an_order_that_compressed_tensors_has_not_set_is_none(tmp_path: Path) -> None:
+    """Its columns are in their places. In GPTQ -1 would be the last group, and is refused below."""
+    plain, ordered = FORMS["w4a16"], FORMS["w4a16 order"]
+
+    def pack(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> tuple[Tensors, np.ndarray]:
+        tensors, whole = plain.pack(rng, name, shape)
+        return {**tensors, f"{name}_g_idx": unset(np.empty(shape[1], np.int32))}, whole
+
+    restored = written(tmp_path, Form(ordered.config, pack), SHAPES)
+    for name, whole in read(tmp_path).items():
+        np.testing.assert_array_equal(whole, restored[name])
+
+
+def test_checkpoints_that_differ_in_orders_only_have_the_same_forms(tmp_path: Path) -> None:
+    """Programs are made for forms, and an order is among what they are given."""
+    found = list[Any]()
+    turned = changed("g_idx", lambda groups: groups[::-1].copy())
+    for place, damage in {"one": without("nothing"), "other": turned}.items():
+        written(tmp_path / place, FORMS["gptq order"], SHAPES, damage)
+        with open_checkpoint(tmp_path / place, read_spec(tmp_path / place).names) as checkpoint:
+            found.append(checkpoint.forms())
+    assert found[0] == found[1] and len({form.order for form in found[0].values()} - {""}) == 2
+
+
 def test_damage_is_refused_by_name(tmp_path: Path) -> None:
     cases: dict[str, tuple[Form, Callable[[Tensors], None], str]] = {
         "no scale": (FORMS["fp8"], without("_scale_inv"), "config.json: quantization_config says .*holds none"),
@@ -161,12 +189,14 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
         ),
         "type": (FORMS["awq"], changed("qweight", lambda x: x.astype(np.float32)), "qweight must be I32, but is F32"),
         "NaN": (FORMS["fp8"], changed("k_proj.weight_scale_inv", with_nan), "scales of .*k_proj.weight must be finite"),
+        "NaN number": (FORMS["fp8"], changed("k_proj.weight", with_nan), "numbers of .*k_proj.weight must be finite"),
         "NaN of 16": (FORMS["gptq"], changed("k_proj.scales", with_nan), "scales of .*k_proj.weight must be finite"),
         "NaN of 8": (FORMS["nvfp4"], changed("k_proj.weight_scale", with_nan), "scales of .*k_proj.weight must be fin"),
         "NaN of bytes": (FORMS["fp8 bytes"], changed("k_proj.weight_scale_inv", with_nan), "must be finite"),
         "factor": (FORMS["nvfp4"], changed("k_proj.weight_global_scale", np.zeros_like), "must be finite"),
         "empty": (FORMS["gptq"], changed("k_proj.qweight", lambda x: x[:0]), "k_proj.qweight must have numbers, but"),
         "far group": (FORMS["gptq order"], changed("k_proj.g_idx", far), r"columns of .*k_proj.* in \[0, 2\), .*77"),
+        "no group": (FORMS["gptq order"], changed("k_proj.g_idx", unset), r"columns of .*k_proj.* in \[0, 2\), .*-1"),
         "no order": (FORMS["gptq order"], without("k_proj.g_idx"), "must hold .*k_proj.g_idx, a part of"),
         "no order of words": (FORMS["w4a16 order"], without("k_proj.weight_g_idx"), "must hold .*k_proj.weight_g_idx"),
         "zeros beside no zeros": (

@@ -2,9 +2,9 @@ import zlib
 
 import numpy as np
 
-from jsg.fields import Fields
 from jsg.models.image_layout import NEWLINE, image_layout, num_tiles, tile_grid, video_layout
 from jsg.models.vision_config import VisionConfig, read_vision
+from jsg.sources import Fields
 from tests.golden.record import DATA
 
 

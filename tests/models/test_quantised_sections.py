@@ -3,9 +3,11 @@
 import json
 import re
 
+import pytest
+
 from docs.tables.models import QUANTISED, verdict
-from jsg.fields import Fields
 from jsg.models.published.record import read_rule
+from jsg.sources import FieldError, Fields
 
 REASONS = {
     "3 bits": "bits must be 4 or 8, but is 3",
@@ -36,6 +38,15 @@ def test_each_recorded_section_is_read_or_refused_for_a_reason() -> None:
     for part, reason in REASONS.items():
         (said,) = (said for name, said in refused.items() if part in name)
         assert re.search(reason, said), (part, said)
+
+
+def test_expressions_that_could_take_forever_are_refused() -> None:
+    """Python tries 2^n ways to share n characters out between two repeats, or n^k between k of them."""
+    for pattern in ("re:(a+)+$", "re:(?:a|a)*b", "re:.*.*.*.*.*x", "re:(a{1,9}){1,9}b"):
+        with pytest.raises(FieldError, match="must have expressions with at most 4 repeats, and none of a group, but"):
+            read_rule(Fields("config.json", {"ignore": [pattern]}), "compressed-tensors", "ignore")
+    for pattern in ("re:(?!.*shared)(up|down)?.*[*+]+$", r"re:(.*\.)?vision\*\+\{\..*"):
+        read_rule(Fields("config.json", {"ignore": [pattern]}), "compressed-tensors", "ignore")
 
 
 def test_lists_of_modules_mean_what_their_programs_mean() -> None:

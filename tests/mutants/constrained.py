@@ -152,17 +152,17 @@ CONSTRAINED = (
     ),
     Mutation(
         "constrained: free text beside calls may have markers",
-        "jsg/constrained/tags/tools.py",
+        "jsg/speech/rules/call_grammar.py",
         '"excludes": [text for text in dict.fromkeys(others) if text not in triggers],',
         '"excludes": [],',
-        "tests/constrained/tags/test_tools.py",
+        "tests/speech/rules/test_call_grammar.py",
     ),
     Mutation(
         "constrained: several calls where one is asked for",
-        "jsg/constrained/tags/tools.py",
+        "jsg/speech/rules/call_grammar.py",
         "self._parallel = parallel and not self._ends_answer",
         "self._parallel = not self._ends_answer",
-        "tests/constrained/tags/test_tools.py",
+        "tests/speech/rules/test_call_grammar.py",
     ),
     Mutation(
         "constrained: minItems says nothing",
@@ -225,13 +225,13 @@ CONSTRAINED = (
         "jsg/constrained/schema/strings.py",
         "        not_patterns = (*shape.not_patterns, re.escape(mark.text))",
         "        not_patterns = shape.not_patterns",
-        "tests/constrained/tags/test_styled_calls.py",
+        "tests/speech/rules/test_styled_calls.py",
     ),
     Mutation(
         "constrained: a string without quotes looks like a number that is not valid",
         "jsg/constrained/schema/arguments.py",
         '        unclear |= types - {"string"} - whole',
         "        pass",
-        "tests/constrained/tags/test_styled_calls.py",
+        "tests/speech/rules/test_styled_calls.py",
     ),
 )

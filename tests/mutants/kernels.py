@@ -110,8 +110,8 @@ KERNELS = (
     ),
     Mutation(
         "kernels: a step with tiles is sent to the decode kernel",
-        "jsg/kernels_pallas/ops.py",
-        "attend = ragged_paged_attention if inputs.tile_rows.shape[0] else without_tiles",
+        "jsg/kernels_pallas/triton_attention.py",
+        "attend = ragged_paged_attention.ragged_paged_attention if inputs.tile_rows.shape[0] else without_tiles",
         "attend = without_tiles",
         "tests/kernels_pallas/test_ops.py",
     ),

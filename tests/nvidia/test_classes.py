@@ -32,7 +32,7 @@ from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.few_bits import zeros
 from jsg.kernels_pallas.form import Form
-from jsg.kernels_pallas.inputs import GroupKernels
+from jsg.kernels_pallas.inputs import GroupKernels, SharedKernels
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
@@ -241,6 +241,24 @@ def test_gates_of_experts_are_in_the_launch_of_their_products(name: str, num_row
         assert spills(program.instructions(launch.name, nvdisasm)) == set()
 
 
+@pytest.mark.parametrize("num_tokens", [8, 64])
+@pytest.mark.parametrize("name", ["h200", *OTHER_CARDS])
+def test_a_shared_block_is_in_the_launches_of_experts(name: str, num_tokens: int, nvdisasm):
+    """That of Qwen3.5-35B-A3B. Its kernels are read where they are."""
+    experts, depth, width, num_rows = 256, 2048, 512, 8 * num_tokens
+    kernels, down = [GroupKernels(array(experts, depth, width))] * 2, GroupKernels(array(experts, width, depth))
+    program = compile_for(
+        name,
+        functools.partial(grouped_matmul.experts_beside, activation="silu", result="bfloat16"),
+        *(array(num_tokens, depth), array(num_rows, dtype="int32"), kernels, down, array(experts, dtype="int32")),
+        SharedKernels(array(depth, 2, width), array(width, depth)),
+    )
+    assert len(program.launches) == 2 and program.temporary_bytes <= 2 * (num_rows + num_tokens) * width + 512
+    for launch in program.launches:
+        assert launch.shared_bytes <= program.card.shared_bytes
+        assert spills(program.instructions(launch.name, nvdisasm)) == set()
+
+
 @pytest.mark.parametrize(
     ("side", "num_rows"), [*(("8x7b-up", rows) for rows in (16, 512, 4096)), ("30b-a3b-down", 2048)]
 )
@@ -274,6 +292,7 @@ IN_FEW_BITS = {
     "mxfp4": (Form("e2m1", 32, "float8_e8m0fnu"), ()),
     "nvfp4": (Form("e2m1", 16, "float8_e4m3fn", has_factor=True), (1024,)),
     "w8a16": (Form("int8", 128, "bfloat16"), (16,)),
+    "q4_k": (Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=256), (16, 1024)),
 }
 """Forms, and the rows with which they are compiled for a card of each class. What else there is of both is long."""
 PRODUCTS_IN_FEW_BITS = [
@@ -288,7 +307,7 @@ PRODUCTS_IN_FEW_BITS = [
     for form, (_, quick) in IN_FEW_BITS.items()
     for num_rows in (16, 32, 64, 256, 1024, 4096)
 ]
-MOST_INSTRUCTIONS = {"int4": 8, "awq": 13, "mxfp4": 9, "nvfp4": 10, "w8a16": 10}
+MOST_INSTRUCTIONS = {"int4": 8, "awq": 13, "mxfp4": 9, "nvfp4": 10, "w8a16": 10, "q4_k": 16}
 """Of the whole kernel for few rows, for each number that a lane restores in a block: about half are in its loop."""
 
 
@@ -426,7 +445,7 @@ def test_step_with_a_pool_of_8_bits(name: str):
 @pytest.mark.parametrize(("name", "quantization"), QUANTISED)
 def test_step_with_kernels_in_few_bits(name: str, quantization: str):
     """None is written anew in a longer type."""
-    options = (("quantization", quantization),)
+    options = (("quantization", quantization), ("fp8_products", "off"))
     of = llama(name, 2, options)
     program = of.programs.program(("forward", DECODE))
     check_forward(program, of)

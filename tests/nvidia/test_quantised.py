@@ -25,7 +25,8 @@ KEYS = {
 
 @functools.cache
 def quantised(shape: str, quantization: str, num_layers: int) -> programs.Model:
-    return programs.make_model(SHAPES[shape], quantization=quantization, num_hidden_layers=num_layers)
+    how = {"quantization": quantization, "num_hidden_layers": num_layers}
+    return programs.make_model(SHAPES[shape], **how, fp8_products="off")
 
 
 MOST = {

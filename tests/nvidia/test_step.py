@@ -304,12 +304,12 @@ def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_atte
     assert states == 2 * (2 * 2**20 + 2 * 4 * channels)
 
 
-@pytest.mark.parametrize(("num_rows", "launches"), [(8, 15), (32, 16)])
+@pytest.mark.parametrize(("num_rows", "launches"), [(8, 12), (32, 13)])
 def test_launches_of_linear_attention_with_experts(num_rows: int, launches: int):
-    """One row runs in the shape of eight. It was 18 and 19: copies, up and silu are in the launch of gates.
+    """One row runs in the shape of eight. It was 18 and 19, before launches of experts did the shared block too.
 
     Two norms, two projections, the rule and the projection behind it; the router, the routes, which are two for many
-    rows, and two products of experts; three of the shared block and one of its gate; and the sum.
+    rows, two products of experts with those of the shared block, one of its gate, and the sum.
     """
     of, deep = (programs.make_model(QWEN3_5_35B_A3B, layers=layers) for layers in ((0, 3), (0, 1, 3)))
     key = BucketKey(Phase.DECODE, num_rows, num_rows)

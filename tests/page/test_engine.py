@@ -8,6 +8,7 @@ import pytest
 from tests.engine.fake_core import ENDLESS_TOKEN
 from tests.page.conftest import Opener
 from tests.server.running import RunningServer
+from tests.server.threads import ServerMaker
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,14 @@ def test_the_engine_is_shown_at_work(opened: Opener, scripted: RunningServer):
     tile(page, "Running").get_by_text("0", exact=True).wait_for()
     curve = tile(page, "Running").locator("polyline").get_attribute("points")
     assert len({point.split(",")[1] for point in curve.split()}) > 1, "it has gone up and down"
+
+
+def test_what_requests_wait_for_is_shown(opened: Opener, make_server: ServerMaker):
+    with make_server(engine={"max_running_requests": 1}) as server:
+        page = opened(server, "/#engine").page
+        with closing(server.send("/generate", ENDLESS | {"input_ids": [[ENDLESS_TOKEN]] * 3})):
+            page.get_by_text("Waiting for: rows 2", exact=True).wait_for()
+        page.get_by_text("Waiting for", exact=False).wait_for(state="detached")
 
 
 def test_a_view_that_is_left_asks_for_nothing(opened: Opener, scripted: RunningServer):

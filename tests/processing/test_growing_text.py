@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.constrained.stop_patterns import stop_patterns
-from jsg.processing.answer import Answer
 from jsg.processing.growing_text import GrowingText
-from jsg.processing.thoughts import MARKERS, Phase, Thoughts
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
+from jsg.speech.answers.answer import Answer
+from jsg.speech.answers.thoughts import MARKERS, Phase, Thoughts
 from jsg.types import Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 60_000

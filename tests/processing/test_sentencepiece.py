@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jsg.errors import RequestError
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer, vocabulary_bytes
+from jsg.speech.prompts.chat_template import ChatTemplate
 from tests.processing.sentencepieces import PUBLISHED, VOCAB, write
 from tests.test_layout import ROOT
 

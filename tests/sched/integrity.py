@@ -9,7 +9,7 @@ from jsg.sched.joined import JoinedRequests
 from jsg.sched.key_heap import Key
 from jsg.sched.lifecycle import placement
 from jsg.sched.longest import LongestFirst
-from jsg.sched.policy import DfsWeight, OneByOne, Order
+from jsg.sched.policy import Order
 from jsg.sched.request import Placement, RequestState, RunningRequest
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionStore
@@ -23,6 +23,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     states.table.check_integrity()
     check_waiting(states.waiting)
     _check_joins(states.joins)
+    _check_waits(scheduler)
     check_vision(states.table.vision, map(placement, states.running))
     branches = [branch for join in states.joins for branch in join.branches]
     held = [*states.holds.values()]
@@ -50,6 +51,18 @@ def check_scheduler(scheduler: Scheduler) -> None:
     assert len(set(rows)) == len(rows), "two requests share a row"
 
 
+def _check_waits(scheduler: Scheduler) -> None:
+    waits, live = scheduler._requests.waits, scheduler._requests.live.values()
+    assert waits._waits.keys() == {r for r in live if r.state in (RequestState.WAITING, RequestState.JOINING)}
+    assert waits._own == {r: wait.own for r, wait in waits._waits.items() if wait.own is not None}
+    assert sum(scheduler.waits.values()) == scheduler.num_waiting and min(scheduler.waits.values()) >= 0
+    unfinished = [
+        j for j in scheduler.joins if j.num_made and j.whole not in scheduler.joins.ready | scheduler.joins.fresh
+    ]
+    begun = {j.whole for j in unfinished if any(b.state is not RequestState.WAITING for b in j.branches)}
+    assert begun <= waits._joining <= {join.whole for join in unfinished}
+
+
 def _check_joins(joins: JoinedRequests) -> None:
     computed = {join.whole for join in joins if len(join.computed) == len(join.spans)}
     assert joins.ready | joins.fresh == computed and not joins.ready & joins.fresh
@@ -68,12 +81,8 @@ def check_waiting(queue: WaitingQueue) -> None:
     """Asserts the invariants of the waiting queue."""
     waiting, order = queue._by_arrival.values(), queue._order
     first = queue.first()
-    if isinstance(order, DfsWeight):
-        assert order._waiting.keys() == {*waiting}
-        assert len(queue) - len(order._heap._keys) <= order._num_changes, "a request without a key was not counted"
-    else:
-        keys = keys_of(order, waiting)
-        assert first is min(keys, key=lambda running: keys[running], default=None), "another request is the first"
+    keys = keys_of(order, waiting)
+    assert first is min(keys, key=lambda running: keys[running], default=None), "another request is the first"
     if isinstance(order, LongestFirst):
         assert order._num_waiting == len(queue) == sum(len(level.waiting) for level in order._priorities.values())
         assert all(level.waiting for level in order._priorities.values()), "a priority without requests is kept"
@@ -81,15 +90,11 @@ def check_waiting(queue: WaitingQueue) -> None:
 
 def keys_of(order: Order, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
     """The key of each request, from scratch."""
-    if isinstance(order, DfsWeight):
-        return order.keys(waiting)
     keys: dict[RunningRequest, Key] = {}
     for running in waiting:
         assert running.watch is not None and running.watch.group is not None
-        number = (
-            order._number_of(running) if isinstance(order, OneByOne) else -order._cache.usable_of(running.watch.group)
-        )
-        keys[running] = -running.request.priority, number, running.arrival
+        usable = order._cache.usable_of(running.watch.group) if isinstance(order, LongestFirst) else 0
+        keys[running] = -running.request.priority, -usable, running.arrival
     return keys
 
 

@@ -6,6 +6,7 @@ early, handed out twice or not told to the device holds a wrong hash.
 """
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.cache.states import StateSlots
 from jsg.cache.windows import GroupedAllocator, WindowGroup
+from jsg.cache_report import CacheReport
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.inputs import Pieces
@@ -27,7 +29,8 @@ from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
 from jsg.token_scores import TokenScores
-from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.waits import WaitReason
 from jsg.window import Window
 from tests.cache.integrity import check_allocator, check_cache
 from tests.sched.integrity import check_scheduler
@@ -304,6 +307,8 @@ class Answer:
     num_bypassed: int = 0
     is_aborted: bool = False
     is_held: bool = False
+    waited: Counter[WaitReason] = dataclasses.field(default_factory=Counter)
+    expected_wait: Counter[WaitReason] = dataclasses.field(default_factory=Counter)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -394,13 +399,14 @@ class SimulatedEngine:
         self._in_flight: tuple[Batch, StepResult] | None = None
         self._random = np.random.default_rng(shape.num_pages)
         self.num_drafts = 0
+        self.now_s = 0
 
     @property
     def has_work(self) -> bool:
         return self._in_flight is not None or not self.scheduler.is_idle
 
     def add(self, request: Request) -> None:
-        self.scheduler.add(request)
+        self.scheduler.add(request, self.now_s)
         self.answers[request.rid] = Answer(request, arrival=self.scheduler._requests.live[request.rid].arrival)
 
     def abort(self, rid: str) -> None:
@@ -416,7 +422,8 @@ class SimulatedEngine:
             outputs += self.scheduler.commit(*now)
         proposals = self._proposals()
         max_rows = max(key.num_rows for key in self.device._buckets.all) if proposals else 0
-        batch = self.scheduler.plan(proposals=proposals, max_rows=max_rows)
+        self._pass_a_second()
+        batch = self.scheduler.plan(self.now_s, proposals, max_rows)
         assert self._in_flight is None or self.scheduler.totals.num_retracts == num_retracts, (
             "retracted while in flight"
         )
@@ -434,6 +441,13 @@ class SimulatedEngine:
             self._take(output)
         self.check_integrity()
         self.device.forget_free_pages(self.allocator)
+
+    def _pass_a_second(self) -> None:
+        """Everybody who waits has waited for a second more for what the last step has found."""
+        self.now_s += 1
+        waits = self.scheduler._requests.waits
+        for running, wait in waits._waits.items():
+            self.answers[running.request.rid].expected_wait[wait.own or waits._reason] += 1
 
     def _proposals(self) -> dict[str, Proposal]:
         """For every request that decodes a few of the tokens that the model will choose, and now and then another."""
@@ -489,6 +503,7 @@ class SimulatedEngine:
         assert len(answer.logprobs) == (len(answer.tokens) if request.return_logprob else 0)
         assert answer.cached_tokens <= self._most_cached(request)
         self._check_report(answer)
+        assert answer.waited == answer.expected_wait
         assert answer.num_bypassed <= self.shape.max_bypass_tokens + self.shape.chunk
 
     def _check_report(self, answer: Answer) -> None:
@@ -537,6 +552,7 @@ class SimulatedEngine:
         if output.cache_report is not None:
             assert answer.cache_report is None and not answer.tokens, "a cache report comes once, and first"
             answer.cache_report = output.cache_report
+        answer.waited.update(output.waited or {})
         answer.tokens.extend(output.token_ids)
         answer.logprobs.extend(output.logprobs)
         if output.finish is None and not output.token_ids:

@@ -19,7 +19,6 @@ def test_every_figure_of_the_benchmark_is_written(tmp_path: pathlib.Path, monkey
     }
     for name, value in small.items():
         monkeypatch.setattr(sched, name, value)
-    monkeypatch.setattr(sched, "POLICIES", ("lpm", "dfs-weight"))
     output = tmp_path / "sched.json"
     sched.main(["--steps", "3", "--output", str(output)])
     figures = {figure["name"]: figure for figure in json.loads(output.read_text(encoding="utf-8"))["figures"]}

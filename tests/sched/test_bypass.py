@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jsg.config import POLICIES
 from jsg.sched.bypass import BypassLedger
 from jsg.types import Request, SamplingParams
 from tests.sched.simulated import Answer, EngineShape, SimulatedEngine
@@ -61,7 +62,7 @@ def test_a_bound_of_zero_lets_one_chunk_pass():
     assert answer.finish is not None and answer.num_bypassed <= shape.chunk
 
 
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_bound_holds_when_memory_blocks(policy: str):
     """The cold prompt needs most of the pool, which the hot ones keep full."""
     tight = dataclasses.replace(shape, policy=policy, num_pages=50, max_running=8, max_bypass_tokens=20)
@@ -70,7 +71,7 @@ def test_the_bound_holds_when_memory_blocks(policy: str):
     assert answer.num_bypassed <= 20 + shape.chunk
 
 
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_bound_holds_when_rows_block(policy: str):
     """There are two rows, and two requests that hold them for long."""
     narrow = dataclasses.replace(shape, policy=policy, max_running=2, max_bypass_tokens=20)
@@ -79,7 +80,7 @@ def test_the_bound_holds_when_rows_block(policy: str):
     assert answer.num_bypassed <= 20 + shape.chunk
 
 
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_no_priority_starves_anybody(policy: str):
     """One request of a low priority, and before every step two more of a high one."""
     engine = SimulatedEngine(dataclasses.replace(shape, policy=policy), TokenModel(broken_every=NEVER))

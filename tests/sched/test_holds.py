@@ -7,6 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jsg.cache.radix import RadixCache
+from jsg.config import POLICIES
 from jsg.errors import QueueFullError, RequestError
 from jsg.sched.batch import Batch
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
@@ -272,7 +273,7 @@ def play(data: st.DataObject) -> None:
         overlaps=data.draw(st.booleans()),
         max_holds=data.draw(st.sampled_from([2, 1000])),
         conservativeness=data.draw(st.sampled_from([0.01, 1.0])),
-        policy=data.draw(st.sampled_from(["lpm", "dfs-weight"])),
+        policy=data.draw(st.sampled_from(POLICIES)),
         windows=data.draw(st.sampled_from([(), (), (Window(3),), (Window(2), Window(6, is_aligned=True))])),
         part_rate=data.draw(st.sampled_from([0.0, 0.5])),
         has_full_layers=data.draw(st.booleans()),

@@ -153,7 +153,7 @@ def test_copies_to_a_row_that_is_given_back_are_not_made():
         scheduler.joins.begin_step()
     (join,) = scheduler.joins
     scheduler._plan_prefill(0, 0.0)  # as the beginning of a plan
-    assert scheduler._admit(join.whole, 0.0) and scheduler.table.copies
+    assert scheduler._admit(join.whole, 0.0) is None and scheduler.table.copies
     scheduler._requests.retract(join.whole)
     assert not scheduler.table.copies
     engine.run_until_idle()
@@ -506,7 +506,7 @@ def play(data: st.DataObject, knobs: Mapping[str, Any] | None = None) -> None:
         overlaps=data.draw(st.booleans()),
         has_decode=data.draw(st.booleans()),
         has_cache=data.draw(st.sampled_from([True, True, True, False])),
-        policy=data.draw(st.sampled_from(["lpm", "dfs-weight", "fcfs"])),
+        policy=data.draw(st.sampled_from(POLICIES)),
         conservativeness=data.draw(st.sampled_from([0.01, 1.0])),
         max_bypass_tokens=data.draw(st.sampled_from([8, 10**6])),
         draft_len=data.draw(st.sampled_from([0, 0, 3])),

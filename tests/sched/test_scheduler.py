@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jsg.config import POLICIES
 from jsg.errors import ContextLengthError, QueueFullError, RequestError
 from jsg.sched.batch import Batch, StepResult
 from jsg.sched.buckets import Phase
@@ -123,7 +124,7 @@ def test_lpm_admits_the_longest_cached_prefix_first():
     assert planned(engine.batches[0]) == {"long": 2, "short": 2}
 
 
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_priority_goes_before_the_policy(policy: str):
     engine = make_engine(policy=policy, max_running=1, chunk=16)
     prefill_only(engine, PREFIX)

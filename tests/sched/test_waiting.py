@@ -4,15 +4,12 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.node import Node
 from jsg.cache.radix import PAGES_PER_NODE, RadixCache
 from jsg.config import POLICIES
 from jsg.sched import key_heap, longest, scheduler
-from jsg.sched.policy import DfsWeight, OneByOne, make_order
+from jsg.sched.policy import ByArrival, make_order
 from jsg.sched.request import RunningRequest, new_running_request
 from jsg.sched.waiting import WaitingQueue
 from jsg.types import Request, SamplingParams
@@ -37,7 +34,7 @@ class Queue:
         self.rng = random.Random(seed)
         self.allocator = PageAllocator(60)
         self.cache = RadixCache(page_size, self.allocator)
-        self.order = make_order(policy, seed, self.cache)
+        self.order = make_order(policy, self.cache)
         self.queue = WaitingQueue(self.order, self.cache)
         self.members: list[RunningRequest] = []
         self.num_arrived = 0
@@ -73,7 +70,6 @@ class Queue:
 
     def drain(self) -> list[RunningRequest]:
         """Everybody, as one round of admissions would take them."""
-        self.queue.begin_round()
         order = []
         while (first := self.queue.first()) is not None:
             self.queue.remove(first)
@@ -93,13 +89,10 @@ def test_queue_is_in_the_order_of_a_sort_from_scratch(policy: str, page_size: in
     for step in range(400):
         queue.act()
         check_waiting(queue.queue)
-        if isinstance(queue.order, OneByOne):
+        if isinstance(queue.order, ByArrival):
             assert len(queue.order._heap._heap) <= 2 * len(queue.members) + 5, "stale keys pile up"
         assert queue.queue.oldest() is min(queue.members, key=lambda r: r.arrival, default=None)
         if step % 20 == 0:
-            if isinstance(queue.order, DfsWeight):
-                queue.order._num_changes += 1000  # a round in which nothing may be put off
-            queue.queue.begin_round()
             keys = keys_of(queue.order, queue.members)
             order = queue.drain()
             assert order == sorted(queue.members, key=lambda r: keys[r])
@@ -140,22 +133,10 @@ def test_a_policy_orders_those_of_one_priority_as_if_they_were_alone(policy: str
     for priority in (-5, 0, 2**31 - 1):
         alike = [r for r in order if r.request.priority == priority]
         assert len(alike) > 10
-        if policy != "dfs-weight":  # there the others count for the weight of a branch
-            keys = keys_of(queue.order, alike)
-            assert alike == sorted(alike, key=lambda r: keys[r])
+        keys = keys_of(queue.order, alike)
+        assert alike == sorted(alike, key=lambda r: keys[r])
         if policy == "fcfs":
             assert [r.arrival for r in alike] == sorted(r.arrival for r in alike)
-
-
-def test_random_is_a_shuffle_of_its_seed():
-    def order(seed: int) -> list[int]:
-        queue = Queue("random", 1, seed)
-        for arrival in range(50):
-            queue.queue.add(make_request((1,), arrival))
-        return [r.arrival for r in queue.drain()]
-
-    assert order(1) == order(1) != order(2)
-    assert sorted(order(1)) == list(range(50)) != order(1)
 
 
 def test_a_step_admits_fewer_if_the_tree_is_much_work(monkeypatch: pytest.MonkeyPatch):
@@ -195,73 +176,10 @@ def test_a_step_admits_fewer_if_each_has_many_cached_pages(monkeypatch: pytest.M
     engine.check_answers()
 
 
-# Depth first.
-
-
-def path_from_root(node: Node) -> list[Node]:
-    path = [node]
-    while (parent := path[-1].parent) is not None:
-        path.append(parent)
-    return path[::-1]
-
-
-@settings(max_examples=50)
-@given(st.integers(0, 2**32), st.integers(1, 60))
-def test_dfs_weight_walks_the_tree_depth_first(seed: int, num_actions: int):
-    queue = Queue("dfs-weight", 1, seed)
-    for _ in range(num_actions):
-        queue.act()
-    keys = keys_of(queue.order, queue.members)
-    order = sorted(queue.members, key=lambda r: keys[r])
-    paths = {r: path_from_root(r.watch.node) for r in order if r.watch}
-    below: dict[Node, list[int]] = {}
-    for place, running in enumerate(order):
-        for node in paths[running]:
-            below.setdefault(node, []).append(place)
-    for node, places in below.items():
-        assert places == list(range(places[0], places[-1] + 1)), "the walk leaves a subtree and comes back"
-        own = [place for place in places if paths[order[place]][-1] is node]
-        assert own == places[len(places) - len(own) :], "a node's own requests come last"
-        children = [child for child in below if child.parent is node]
-        children.sort(key=lambda child: below[child][0])
-        sizes = [len(below[child]) for child in children]
-        assert sizes == sorted(sizes, reverse=True), "the heaviest child comes first"
-
-
-def test_a_round_of_dfs_weight_does_not_change_its_mind():
-    """Two equal branches: admitting one request of the first must not make the second the heavier one."""
-    queue = Queue("dfs-weight", 1, seed=0)
-    for branch in (1, 2):
-        queue.insert((0, branch))
-    for number in range(6):
-        queue.queue.add(make_request((0, 1 + number % 2, 5, number), number))
-    assert [r.arrival for r in queue.drain()] == [0, 2, 4, 1, 3, 5]
-
-
-def test_a_long_queue_of_dfs_weight_is_not_sorted_for_every_change():
-    queue = Queue("dfs-weight", 1, seed=0)
-    calls = []
-    assert isinstance(queue.order, DfsWeight)
-    original = queue.order.keys
-    queue.order.keys = lambda waiting: calls.append(1) or original(waiting)
-    for number in range(640):
-        queue.queue.add(make_request((number,), number))
-    for number in range(640, 1040):
-        queue.queue.add(make_request((number,), number))
-        queue.queue.begin_round()
-        first = queue.queue.first()
-        assert first is not None
-        queue.queue.remove(first)
-        check_waiting(queue.queue)
-    assert 20 < len(calls) < 60
-    assert len(queue.drain()) < 640, "the newest wait for the next time"
-    queue.queue.begin_round()
-
-
 def test_watches_that_part_after_most_have_ended_leave_no_key():
     """Clients leave, and then a prompt that runs goes on along the prefix of the others."""
     cache = RadixCache(1, PageAllocator(100))
-    queue = WaitingQueue(make_order("lpm", 0, cache), cache)
+    queue = WaitingQueue(make_order("lpm", cache), cache)
     prompts = [(1, 1, 0, 6), *((1, 2, i, 6) for i in range(1, 6)), (1, 3, 0), (6, 6)]
     waiting = [make_request(tokens, arrival) for arrival, tokens in enumerate(prompts)]
     for running in waiting:

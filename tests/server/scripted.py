@@ -18,10 +18,10 @@ from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import JsgError
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.app import create_app
-from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor
 from jsg.server.generation import Generator
 from jsg.server.media_sources import MediaSources, media_limits
+from jsg.speech.prompts.chat_prompt import ChatPrompt
 from jsg.token_scores import TokenScores
 from jsg.types import (
     ConstraintReport,

@@ -19,19 +19,19 @@ from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
 from jsg.errors import RequestError
 from jsg.processing.tokenizer import load_tokenizer
-from jsg.processing.turns import ChatTurns
-from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.http.failures import json_response
 from jsg.server.openai.decisions_body import DecisionsBody
 from jsg.server.shared.deciding import before_answer
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.turns import ChatTurns
 from tests.engine.late import late_programs
-from tests.processing import chat_templates
 from tests.server import threads
 from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.real_model import write_real_model
 from tests.server.running import RunningServer
 from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
 from tests.server.threads import ServerMaker
+from tests.speech.prompts import chat_templates
 
 MAX_DIFFERENCE = 1e-5
 TICKET = "My card was charged twice for order 17."

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from jsg.server.native.generate import GenerateBody
-from tests.engine.fake_core import FAILING_TOKEN
+from tests.engine.fake_core import FAILING_TOKEN, QUEUE_S
 from tests.server.running import RunningServer, events_of
 from tests.server.threads import ServerMaker
 
@@ -186,11 +186,18 @@ class TestCache:
         assert http.post("/flush_cache").status_code == 200
         fourth = report([80, 81, 82, 83])
         assert abs(fourth["evicted_at"] - time.time()) < 60
-        assert fourth["evicted_tokens"] == 4
+        assert (fourth["evicted_tokens"], fourth["evicted_for"], fourth["why"]) == (4, "flush", "evicted")
+        assert [told["why"] for told in (first, second, third)] == ["new", "new", None]
         salted = report([80, 81, 82, 83], cache_salt="secret words")
         assert len(salted["namespace"]) == 16
         assert salted["namespace"] != first["namespace"] == fourth["namespace"]
         assert "cache" not in generate(http, input_ids=[5], sampling_params=sampling).json()["meta_info"]
+
+    def test_for_what_an_answer_waited(self, http):
+        body = {"text": "word " * 1000, "sampling_params": {"max_new_tokens": 2}}
+        waited = generate(http, **body, return_waited=True).json()["meta_info"]["waited"]
+        assert waited.keys() == {"rows", "text"} and waited["rows"] == QUEUE_S and waited["text"] > 0
+        assert "waited" not in generate(http, **body).json()["meta_info"]
 
     def test_a_stream_tells_it_too(self, http):
         body = {"input_ids": [95, 96], "stream": True, "return_cache_info": True}

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from jsg.processing.answer import Answer
 from jsg.server.shared.answers import PIECE_SCORES
+from jsg.speech.answers.answer import Answer
 from tests.server.running import events_of
 from tests.server.test_generate import error_of, generate
 

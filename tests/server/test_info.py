@@ -9,6 +9,7 @@ import jsg
 from jsg.config import EngineConfig, ServerConfig
 from jsg.server.native.info import HIDDEN_KNOBS
 from tests.server.running import RunningServer
+from tests.server.scrape import scrape
 from tests.server.threads import ServerMaker
 
 PATHS = ("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load", "/version", "/v1/models")
@@ -79,7 +80,7 @@ def test_no_secret_no_path_and_no_address_is_told(make_server: ServerMaker, toke
 
 
 def test_the_load(server: RunningServer):
-    idle = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
+    idle = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "waiting": {}, "num_tokens": 0}
     assert server.http.get("/get_load").json() == [idle]
     with server.http.stream("POST", "/generate", json=LONG) as response:
         events = response.iter_raw()
@@ -97,7 +98,8 @@ def test_those_that_wait_are_part_of_the_load(make_server: ServerMaker):
             events = response.iter_raw()
             next(events)
             (load,) = server.http.get("/get_load").json()
-        assert (load["num_reqs"], load["num_waiting_reqs"]) == (3, 2)
+            assert scrape(server.http).by("jsg:waiting_requests", "reason") == {"rows": 2}
+        assert (load["num_reqs"], load["num_waiting_reqs"], load["waiting"]) == (3, 2, {"rows": 2})
 
 
 def test_versions(http: httpx.Client):

@@ -118,7 +118,8 @@ class TestCache:
         assert report(KEY_A, texts[0])["matched_tokens"] > 0
         never_seen, seen_by_a = report(KEY_B, texts[2]), report(KEY_B, texts[1])
         never_seen["first_difference"] = seen_by_a["first_difference"] = None  # the first of them is there by then
-        assert seen_by_a == never_seen
+        assert seen_by_a == never_seen and never_seen["why"] == "new"
+        assert report(ADMIN, texts[0] + " And more")["why"] == "namespace", "an admin may know"
         post(shared, "/flush_cache", ADMIN)
         assert report(KEY_A, texts[0])["evicted_at"] is not None
         assert report(KEY_B, texts[0])["evicted_at"] is None

@@ -8,12 +8,12 @@ import pytest
 
 from jsg.config import ServerConfig
 from jsg.errors import RequestError
-from jsg.processing.answer import Prompt
 from jsg.processing.parts import TextPart, TokenPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import MAX_PROMPT_TOKENS, MAX_SCORES, Generator
 from jsg.server.limits import Admission
 from jsg.server.native.lang_backend import Budget, FrontModel
+from jsg.speech.answers.answer import Prompt
 from jsg.types import SamplingParams
 from tests.server.scripted import ScriptedServer
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from jsg.engine.media_reader import ModelMediaReader
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.processing.parts import MediaPart
 from jsg.processing.tokenizer import load_tokenizer
-from jsg.processing.turns import ChatTurns
-from jsg.server.chat_prompt import ChatPrompt
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.turns import ChatTurns
 from tests.lang.fake_model import FakeModel, asynchronous
 from tests.server.byte_tokenizer import CHAT_TEMPLATE
 from tests.server.films import write_film

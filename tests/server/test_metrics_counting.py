@@ -8,11 +8,11 @@ import pytest
 
 from jsg.config import ServerConfig
 from jsg.errors import EngineDeadError, FirstTokenTimeoutError, JsgError, QueueTimeoutError, ShuttingDownError
-from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.server.observer import Begun
 from jsg.server.telemetry.abort_reasons import ABORT_REASONS, end_reason
 from jsg.server.telemetry.metrics import RATE_WINDOW_S, Metrics
 from jsg.server.telemetry.telemetry import Telemetry
+from jsg.speech.answers.answer import AnswerDelta, Prompt
 from jsg.types import FinishReason, FinishType, SamplingParams
 from tests.constrained.work import work
 from tests.server.mixed_run import quiet

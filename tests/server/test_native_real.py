@@ -155,6 +155,7 @@ def test_an_abort_frees_everything(http: httpx.Client):
         "dp_rank": 0,
         "num_reqs": 0,
         "num_waiting_reqs": 0,
+        "waiting": {},
         "num_tokens": 0,
     }:
         assert time.monotonic() < deadline, load

@@ -12,17 +12,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jsg.errors import AbortedError
-from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
-from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSources
 from jsg.server.openai.chat import ChatBody, ChatChoice, _prompt
 from jsg.server.openai.common import Choice, TokenNames
 from jsg.server.openai.completions import TextChoice
 from jsg.server.text_threads import TextThreads
-from jsg.server.thinking import ThoughtWish
+from jsg.speech.answers.answer import Answer
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.rules.thinking import ThoughtWish
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 
 MakeChoice = Callable[[Answer], Choice]

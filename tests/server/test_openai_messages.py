@@ -3,11 +3,11 @@
 import pytest
 
 from jsg.errors import RequestError
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tokenizer import load_tokenizer
-from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.shared.messages import ContentPart, Message
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.chat_template import ChatTemplate
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 
 TOOL_TEMPLATE = (

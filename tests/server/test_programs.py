@@ -13,8 +13,8 @@ import jsg as sgl
 from jsg.constrained.text_patterns import PatternSet, PatternTables, pattern_tables
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.errors import ContextLengthError, RequestError
-from jsg.lang.ir import Text
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.ir import Text
 from jsg.processing.parts import TextPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.http.event_stream import COMMENT

@@ -10,9 +10,9 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
-from jsg.dialects import DIALECTS
 from jsg.server.openai.responses_tools import InputReader
+from jsg.speech.dialects import DIALECTS
+from jsg.speech.rules.call_grammar import Tool, tools_to_structural_tag
 from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
 from tests.server.test_tools import ARGUMENTS, CALL, HI, NO_ARGUMENTS, OTHER, SCHEMA, make_server
 

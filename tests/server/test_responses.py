@@ -13,10 +13,10 @@ from openai.resources.responses import InputTokens, Responses
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.server.openai.responses import own_tokens
 from jsg.server.openai.responses_body import InputTokensBody, ResponsesBody
+from jsg.speech.answers.answer import Answer
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.byte_tokenizer import write_byte_tokenizer

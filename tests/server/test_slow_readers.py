@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import weakref
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ from starlette.requests import Request as HttpRequest
 
 from jsg.engine.front.client import EngineClient
 from jsg.errors import ContextLengthError, JsgError, RequestError
-from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import Generator
@@ -24,6 +24,7 @@ from jsg.server.http.json_pieces import AT_ONCE, PIECE_BYTES, JsonLists, json_pi
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.loop_share import UNITS, LoopShare
 from jsg.server.telemetry.exchange import EndpointTable, Exchange, WatchExchanges
+from jsg.speech.answers.answer import AnswerDelta, Prompt
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 50
@@ -349,7 +350,7 @@ def test_a_client_that_leaves_during_a_long_body_is_reported(leaves: bool):
         await response(scope, receive, send)
 
     scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
-    asyncio.run(WatchExchanges(app, EndpointTable([], object), [Seen()])(scope, receive, send))
+    asyncio.run(WatchExchanges(app, EndpointTable([], object), [Seen()], Counter())(scope, receive, send))
     assert seen == [(200, "client_disconnect" if leaves else "ok", not leaves)]
 
 

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 import jsg
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.snapshot_points import PlacedText, point_before
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.server.chat_prompt import ChatPrompt
-from tests.processing.chat_templates import STYLES
+from jsg.server.http.field_rules import FieldRules
+from jsg.server.openai.response_store import Picture, Turn
+from jsg.server.openai.turns import messages_of
+from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.speech.prompts.chat_template import ChatTemplate
 from tests.server.byte_tokenizer import SPECIAL_TOKENS, write_byte_tokenizer
 from tests.server.posted_programs import graph_of
 from tests.server.scripted import INFO, ScriptedServer
+from tests.speech.prompts.chat_templates import STYLES
 
 MOST_LOST = len("assistant\n<think>\n")  # tokens, which are bytes here, from the point to where the prompts part
 # Thoughts of answers behind the last question stay; before it they are dropped. The generation prompt opens a thought.
@@ -55,6 +58,13 @@ def num_common(left: Any, right: Any) -> int:
     return next((i for i, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), len(left))
 
 
+def count_renders(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets an item each time that a template is rendered from now on."""
+    rendered, render = list[int](), ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", lambda *args, **given: rendered.append(1) or render(*args, **given))
+    return rendered
+
+
 CALLED = assistant("", reasoning_content="mull", tool_calls=[{"id": "a", "function": {"name": "f", "arguments": {}}}])
 SAID = {"role": "tool", "tool_call_id": "a", "content": "rain"}
 TALK = [user("Why is it so?"), assistant("Because!"), user("Go on <|im_end|> é"), assistant("On"), user("Really?")]
@@ -62,13 +72,18 @@ TALK = [user("Why is it so?"), assistant("Because!"), user("Go on <|im_end|> é"
 
 @pytest.mark.parametrize("has_system", [False, True])
 @pytest.mark.parametrize("style", STYLES)
-def test_the_prompt_of_the_next_turn_agrees_up_to_the_point(tmp_path: Path, style: str, has_system: bool):
-    """And parts soon behind it. Each turn is asked for twice, since the first may find out more."""
+def test_the_prompt_of_the_next_turn_agrees_up_to_the_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str, has_system: bool
+):
+    """And parts soon behind it. The first prompt finds out how prompts end, and then none is rendered twice."""
     if has_system and not STYLES[style].has_system:
         pytest.skip("the template takes no system's turn")
     chat = chat_of(tmp_path, STYLES[style].source)
     begin = [{"role": "system", "content": "Be short."}] if has_system else []
-    prompts = [chat.prompt([*begin, *TALK[:length]]) for length in (1, 3, 1, 3, 5)][2:]
+    chat.prompt([*begin, *TALK[:3]])
+    rendered = count_renders(monkeypatch)
+    prompts = [chat.prompt([*begin, *TALK[:length]]) for length in (1, 3, 5)]
+    assert len(rendered) == 3
     for prompt, following in itertools.pairwise(prompts):
         assert prompt.snapshot_at == ()
         agree = num_common(prompt.input_ids, following.input_ids)
@@ -93,8 +108,7 @@ def test_in_a_loop_of_calls_it_is_at_the_last_result_and_behind_the_question(
     chat = chat_of(tmp_path, DROPPING)
     asked = [user("old"), assistant("older"), user(question)]
     chat.prompt([*asked, CALLED, SAID])
-    rendered, render = [], ChatTemplate.render
-    monkeypatch.setattr(ChatTemplate, "render", lambda *args, **given: rendered.append(1) or render(*args, **given))
+    rendered = count_renders(monkeypatch)
     looped = chat.prompt([*asked, CALLED, SAID, CALLED, SAID])
     assert len(rendered) == 1 + (question not in ("Weather?", "old", "a <|im_end|> b"))
     [point], result = looped.snapshot_at, looped.turn_end
@@ -135,6 +149,15 @@ def test_few_places_count_and_none_near_the_end_of_the_turn_or_in_an_empty_conte
     assert chat.prompt(asked[:1]).snapshot_at == ()
     no_states = ChatPrompt(chat._tokenizer)
     assert no_states.prompt([many]).snapshot_at == ()
+
+
+def test_places_around_pictures_are_those_of_the_texts_before_them():
+    picture = Picture(place=2, url="a")
+    turn = Turn("", "user", "abcde", pictures=(picture, picture), places=(0, 2, 4))
+    [message], _ = messages_of([turn], ChatTemplate("user", bos_token=None, eos_token=None), FieldRules())
+    first, *_, last = message["content"]
+    assert len(message["content"]) == 4 and (first["text"], last["text"]) == ("ab", "cde")
+    assert (first["text"].places, last["text"].places) == ((2,), (2,))
 
 
 @pytest.mark.parametrize("template", [STYLES["chatml"].source, DROPPING])
@@ -270,22 +293,53 @@ class TestEndpoints:
         looped = [chat[0], called, {"role": "user", "content": [result | end, more]}]
         tooled = {"system": [system], "messages": chat, "tools": [tools[0], tools[1] | end]}
         other = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+        parts = [{"type": "input_text", "text": system["text"]} | other, {"type": "input_text", "text": more["text"]}]
+        asks = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+        said = {"type": "function_call_output", "call_id": "a", "output": "It is this."}
+        ran = [chat[0], asks, {**said, "output": parts}, asks, said]
         for path, body, before in (
             ("/v1/messages", {"system": [system | end, more], "messages": chat}, "So!"),
             ("/v1/messages", tooled, "user\n"),
             ("/v1/messages", {"messages": looped, "tools": tools}, "Yes!"),
             ("/v1/chat/completions", {"messages": [{"role": "system", "content": [system | end, more]}, *chat]}, "So!"),
             ("/v1/chat/completions", {"messages": [user(""), {**chat[0], "content": [system | other, more]}]}, "So!"),
+            ("/v1/responses", {"input": [user(""), {**chat[0], "content": parts}]}, "So!"),
+            ("/v1/responses", {"input": [user("Be"), {**chat[0], "role": "system", "content": parts}, *chat]}, "So!"),
+            ("/v1/responses", {"instructions": "Be", "input": [{"role": "system", "content": parts}, *chat]}, "So!"),
+            ("/v1/responses", {"input": ran}, "So!"),
         ):
-            answer = server.http.post(path, json={"model": "fake", "max_tokens": 4, **body})
+            most = {} if path == "/v1/responses" else {"max_tokens": 4}
+            answer = server.http.post(path, json={"model": "fake", **most, **body})
             assert answer.status_code == 200 and "x-jsg-warnings" not in answer.headers, answer.text
             points, place = server.request.snapshot_at, server.prompt.index(before) + len(before)
             to_place = len(server.tokenizer.encode(server.prompt[:place]))
             assert any(to_place - 16 <= point <= to_place for point in points) == caches_states, (path, points)
-            assert len(points) <= caches_states * (2 if body.get("messages") is looped else 1)
+            assert len(points) <= caches_states * (2 if body.get("messages", body.get("input")) in (looped, ran) else 1)
         body = {"model": "fake", "max_tokens": 4, "messages": chat, "cache_control": CACHE}
         server.http.post("/v1/messages", json=body)
         assert server.request.snapshot_at == () and bool(server.request.turn_end) == caches_states
+
+    def test_marks_of_responses_that_go_on(self, tokenizer_dir: Path):
+        """They stay with what is stored, may come with a message that is sent again, and thoughts have none."""
+        server, mark = self.served(tokenizer_dir), {"prompt_cache_breakpoint": {"mode": "explicit"}}
+        part = {"type": "input_text", "text": "What is it? " * 5}
+        first = [{"role": "user", "content": [part | mark, {"type": "input_text", "text": "x" * 40}]}]
+
+        def points(given: Any, **fields: Any) -> tuple[int, ...]:
+            answer = server.http.post("/v1/responses", json={"model": "fake", "input": given, **fields})
+            assert answer.status_code == 200, answer.text
+            self.made = answer.json()
+            return server.request.snapshot_at
+
+        assert (found := points(first)) != ()
+        before, on = self.made["id"], [user("And how? " * 5)]
+        assert points(on, previous_response_id=before) == found
+        items = server.http.get(f"/v1/responses/{before}/input_items", params={"order": "asc"}).json()["data"]
+        assert points([*items, *self.made["output"], *on]) == ()
+        assert points([{**items[0], "content": first[0]["content"]}, *self.made["output"], *on]) == found
+        thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm", **mark}]}
+        refused = server.http.post("/v1/responses", json={"model": "fake", "input": [*first, thoughts]})
+        assert refused.status_code == 400 and "must not have prompt_cache_breakpoint" in refused.text
 
     def test_the_runs_of_a_posted_program(self, tokenizer_dir: Path):
         server = self.served(tokenizer_dir)

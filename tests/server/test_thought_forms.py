@@ -8,12 +8,12 @@ from anthropic.types import RawMessageStreamEvent
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from jsg.processing.answer import Answer
-from jsg.processing.thoughts import MARKERS, Thoughts
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.server.http.field_rules import HEADER
 from jsg.server.openai.responses import own_tokens
-from jsg.server.thinking import sealed, unsealed
+from jsg.speech.answers.answer import Answer
+from jsg.speech.answers.thoughts import MARKERS, Thoughts
+from jsg.speech.rules.thinking import sealed, unsealed
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer

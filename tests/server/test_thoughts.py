@@ -8,9 +8,9 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.tags.thoughts import after_thoughts, without_thoughts
 from jsg.errors import GrammarError
 from jsg.server.http.field_rules import HEADER
+from jsg.speech.rules.thought_grammar import after_thoughts, without_thoughts
 from jsg.types import GrammarSpec
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
 from tests.server.scripted import ScriptedServer

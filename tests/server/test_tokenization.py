@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from jsg.errors import RequestError
-from jsg.processing.answer import Prompt
 from jsg.server.openai.common import rendered
+from jsg.speech.answers.answer import Prompt
 from jsg.types import SamplingParams
 
 CLOCK = {"type": "function", "function": {"name": "clock"}}

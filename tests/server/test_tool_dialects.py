@@ -7,12 +7,12 @@ import pytest
 
 from jsg.constrained.special_tokens import special_bytes
 from jsg.constrained.tags.front import structural_tag_grammar
-from jsg.dialects import DIALECTS
 from jsg.errors import GrammarError
+from jsg.speech.dialects import DIALECTS
 from tests.constrained.texts import accepts, machine_of
-from tests.dialects import TEMPLATES, written
 from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.scripted import ScriptedServer
+from tests.speech.dialects import TEMPLATES, written
 
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -10,9 +10,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from jsg.constrained.tags.front import structural_tag_grammar
-from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
-from jsg.dialects import DIALECTS
 from jsg.errors import GrammarError
+from jsg.speech.dialects import DIALECTS
+from jsg.speech.rules.call_grammar import Tool, tools_to_structural_tag
 from jsg.types import FinishReason, FinishType
 from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.scripted import END_OF_TEXT, TOOL_TEMPLATE, ScriptedServer

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection
 from typing import final
 
-from jsg.call_styles import ALL_TYPES, LITERAL_MARKS, XML_MARKS, ArgumentTypes, CallStyle, XmlMarks, json_of
+from jsg.constrained.call_styles import ALL_TYPES, LITERAL_MARKS, XML_MARKS, ArgumentTypes, CallStyle, XmlMarks, json_of
 from jsg.constrained.ir import EMPTY, NEVER, Expr, any_of, literal, optional, seq
 from jsg.constrained.schema.json_text import words
 from jsg.constrained.schema.objects import bare_object_expr

@@ -4,7 +4,7 @@ import dataclasses
 import decimal
 from collections.abc import Collection
 
-from jsg.call_styles import ArgumentTypes, CallStyle
+from jsg.constrained.call_styles import ArgumentTypes, CallStyle
 from jsg.constrained.ir import Grammar
 from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from jsg.call_styles import LITERAL_MARKS, PLAIN_NAME, PYTHON_WORDS, CallStyle, is_plain_name
+from jsg.constrained.call_styles import LITERAL_MARKS, PLAIN_NAME, PYTHON_WORDS, CallStyle, is_plain_name
 from jsg.constrained.ir import EMPTY, Expr, Literal, alt, literal
 from jsg.constrained.schema.json_text import string_words
 from jsg.constrained.special_tokens import spelled

@@ -10,7 +10,7 @@ Free text inside a tag ends where the end of the tag first comes up. A `{"type":
 the special token that is written so; it may also be the begin or the end of a tag, or a trigger. With `if_known` the
 model need not have it, and then it stands nowhere. A `json_schema` with `or_any_object` stands for any JSON object
 where its schema cannot be enforced. One with a `style` stands for the arguments of a call in a style of
-`jsg.call_styles`, without the head and the end of the call.
+`jsg.constrained.call_styles`, without the head and the end of the call.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, final, get_args
 
-from jsg.call_styles import XML_MARKS, ArgumentTypes, CallStyle
 from jsg.constrained.build.builder import build
+from jsg.constrained.call_styles import XML_MARKS, ArgumentTypes, CallStyle
 from jsg.constrained.chars import charset
 from jsg.constrained.choices import choices_grammar
 from jsg.constrained.ebnf.parser import ebnf_grammar

@@ -41,6 +41,7 @@ from jsg.engine.child.protocol import (
 from jsg.engine.child.wire import Arrived, MessageDecoder
 from jsg.errors import JsgError
 from jsg.types import RequestOutput
+from jsg.waits import WaitReason, stat_of
 
 if TYPE_CHECKING:
     from jsg.engine.child.kv_events import KvEventPublisher
@@ -191,7 +192,9 @@ def _answer(core: Core, call: Call, clock: LoopClock, intake: Intake) -> Reply:
         logger.exception(message)
         return Reply(call.number, failure=Failure(JsgError.__name__, message))
     if call.name == "stats" and isinstance(value, dict):
-        value |= dataclasses.asdict(clock) | {"num_waiting": value["num_waiting"] + len(intake)}
+        value |= dataclasses.asdict(clock)
+        for name in ("num_waiting", stat_of(WaitReason.NEXT_STEP)):
+            value[name] += len(intake)
     return Reply(call.number, value)
 
 

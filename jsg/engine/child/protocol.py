@@ -12,6 +12,7 @@ from jsg import errors
 from jsg.config import EngineConfig
 from jsg.errors import JsgError, RequestError
 from jsg.types import Embedder, Request, RequestOutput
+from jsg.waits import IN_THE_ENGINE, WHY, stat_of
 
 ENGINE_CORE = "jsg.engine.core:EngineCore"
 
@@ -42,6 +43,7 @@ def _gauge(text: str, series: str | None = None) -> Stat:
 CORE_STATS: Mapping[str, Stat] = {
     "num_running": _gauge("The requests in the engine's batch.", "requests_running"),
     "num_waiting": _gauge("The requests that wait for their first step; a joined prompt is one.", "requests_waiting"),
+    **{stat_of(reason): _gauge(f"The requests that wait: {WHY[reason]}") for reason in IN_THE_ENGINE},
     "num_holds": _gauge("The holds, which keep prompts in the cache for requests to come.", "holds"),
     "num_holds_broken": _counter("The holds that ended because their memory was needed.", "holds_broken"),
     "num_retracts": _counter(

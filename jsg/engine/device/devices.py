@@ -143,22 +143,45 @@ def _capability(text: str) -> tuple[int, int] | None:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
-def check_number_types(device: Device, *, kv_cache_dtype: str, quantization: str) -> None:
+def multiplies_e4m3(device: Device, fp8_products: str) -> bool:
+    """Whether products round their rows to e4m3 where kernels are, by `--fp8-products`.
+
+    Raises:
+        ConfigError: They must, but this GPU does not multiply e4m3.
+    """
+    capability = device.capability
+    has_them = capability is not None and capability >= E4M3_CAPABILITY
+    if fp8_products == "on" and not has_them and device.platform != "cpu":
+        card = f"the {device.kind}" if capability is None else _named(device, capability)
+        raise ConfigError(f"--fp8-products on needs a CPU or compute capability 8.9, but this is {card}; use auto")
+    return fp8_products == "on" or (fp8_products == "auto" and has_them)
+
+
+def _named(device: Device, capability: tuple[int, int]) -> str:
+    return f"the {device.kind} with compute capability {'.'.join(map(str, capability))}"
+
+
+def check_number_types(device: Device, *, kv_cache_dtype: str, quantization: str, fp8_products: str) -> None:
     """Refuses options for 8-bit floating-point numbers that this GPU cannot run, or only slowly.
 
     Both limits were found by compiling for the cards: below 8.9 no kernel of ours with e4m3 can be lowered, and below
-    9.0 XLA writes every kernel in fp8 anew in bfloat16 in every step.
+    9.0 XLA writes every kernel in fp8 anew in bfloat16 in every step, unless rows are in e4m3 too.
 
     Raises:
         ConfigError: The message names the option to use instead.
     """
+    multiplies_e4m3(device, fp8_products)  # for its check
     if device.capability is None:
         return
     card = f"the {device.kind} has compute capability {'.'.join(map(str, device.capability))}"
     if kv_cache_dtype == "fp8_e4m3" and device.capability < E4M3_CAPABILITY:
         raise ConfigError(f"--kv-cache-dtype fp8_e4m3 needs compute capability 8.9, but {card}; use fp8_e5m2")
-    if quantization == "fp8" and device.capability < FP8_KERNEL_CAPABILITY:
-        raise ConfigError(f"--quantization fp8 needs compute capability 9.0, but {card}; use int8, which takes as much")
+    if quantization != "fp8" or device.capability >= FP8_KERNEL_CAPABILITY:
+        return
+    if device.capability < E4M3_CAPABILITY:
+        raise ConfigError(f"--quantization fp8 needs compute capability 8.9, but {card}; use int8, which takes as much")
+    if fp8_products == "off":
+        raise ConfigError(f"--fp8-products off needs compute capability 9.0, but {card}; use auto, or int8")
 
 
 def processor() -> str:

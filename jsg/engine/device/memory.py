@@ -54,9 +54,9 @@ class MemoryPlan:
         temporary_bytes: Intermediate results and outputs of the largest step.
         table_bytes: Page table, penalty tables and token masks.
         vision_bytes: Encoded images.
-        state_bytes: States of requests and of prefixes, in layers that keep no keys.
-        num_states: How many of them are of prefixes.
-        bytes_per_state: Of a request or of a prefix, in all layers.
+        bytes_per_state: Of a request or of a prefix, in all layers that keep no keys.
+        max_running: Requests that have a state at the same time.
+        num_states: States of prefixes.
         reserve_bytes: Memory that is not planned.
         pool_tokens: KV slots, without the dump page.
         bytes_per_token: Keys and values of one token in all layers.
@@ -72,11 +72,16 @@ class MemoryPlan:
     pool_tokens: int
     bytes_per_token: int
     vision_bytes: int = 0
-    state_bytes: int = 0
-    num_states: int = 0
     bytes_per_state: int = 0
+    max_running: int = 0
+    num_states: int = 0
     windows: tuple[WindowPool, ...] = ()
     advice: str = ""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of states: those of requests and of prefixes, and that of padding."""
+        return 1 + self.max_running + self.num_states
 
     @property
     def needed_bytes(self) -> int:
@@ -91,7 +96,7 @@ class MemoryPlan:
             "largest step": self.temporary_bytes,
             "tables": self.table_bytes,
             **({"encoded images": self.vision_bytes} if self.vision_bytes else {}),
-            **({"states": self.state_bytes} if self.state_bytes else {}),
+            **({"states": self.num_slots * self.bytes_per_state} if self.bytes_per_state else {}),
             "reserve": self.reserve_bytes,
             "KV pool": self.pool_bytes,
         }
@@ -278,8 +283,8 @@ def plan_memory(
     bytes_per_state //= num_devices
     left = (CPU_POOL_BYTES // num_devices) if platform == "cpu" else limit_bytes - weights_bytes - reserve
     num_states = _num_states(config, max_running, bytes_per_state, left)
-    state_bytes = (1 + max_running + num_states) * bytes_per_state
-    left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - state_bytes - reserve
+    states_bytes = (1 + max_running + num_states) * bytes_per_state
+    left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - states_bytes - reserve
     fits = sizes.tokens_in(max(left, 0) - page_size * per_token) // page_size * page_size
     if platform == "gpu" and kv_itemsize == 1:
         largest = max(shape.heads // num_devices * shape.head_dim for shape in model.kv_shapes)
@@ -300,14 +305,14 @@ def plan_memory(
         pool_tokens=pool_tokens,
         bytes_per_token=per_token,
         vision_bytes=vision_bytes,
-        state_bytes=state_bytes,
-        num_states=num_states,
         bytes_per_state=bytes_per_state,
+        max_running=max_running,
+        num_states=num_states,
         windows=sizes.window_pools(pool_tokens, room - page_size * per_token),
         advice=_advice(config, weights_bytes, sizes.num_bytes(max(fits, 0))) if is_cut else "",
     )
     if pool_tokens > fits:
-        fewer = ", --max-running-requests or --max-states" if state_bytes else ""
+        fewer = ", --max-running-requests or --max-states" if states_bytes else ""
         raise MemoryPlanError(
             f"the KV pool must hold {pool_tokens} tokens, but memory is left for {max(fits, 0)}; lower "
             f"--context-length or --max-total-tokens{fewer}, raise --mem-fraction-static, or choose a smaller model "

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.inputs import PANEL_WIDTH, TOGETHER, Panels
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, TOGETHER, Fp8Kernel, Panels
 from jsg.models.in_place import empty
 from jsg.models.layers import Embedding
 
@@ -25,6 +25,8 @@ def lay_out(model: nnx.Module) -> None:
     for _, param in nnx.iter_graph(model):
         if isinstance(param, nnx.Param):
             value, is_kernel = param.get_value(), param.get_metadata("is_kernel")
+            if isinstance(value, Fp8Kernel):
+                continue
             if is_kernel or (isinstance(value, Quantised) and value.axis == 1):
                 param.set_value(
                     _laid_out(value, is_table=id(param) in tables, count=1 if is_kernel else len(value.values))
@@ -46,17 +48,17 @@ def _laid_out(value: _Kernel, *, is_table: bool, count: int = 1) -> _Kernel | Pa
     if not isinstance(value, Quantised):
         return Panels(laid_out)
     is_whole = value.form.group is None and value.zero is None
-    beside = (None if is_whole else value.scale, value.zero, _of_columns(value, is_whole=is_whole))
-    scale, zero, factor = (
+    beside = (None if is_whole else value.scale, value.zero, _of_columns(value, is_whole=is_whole), value.step)
+    scale, zero, factor, step = (
         None if each is None else _in_panels(each, each.shape[axis], 1, count, is_table=False) for each in beside
     )
-    return Panels(laid_out, form, scale, zero, factor, value.order)
+    return Panels(laid_out, form, scale, zero, factor, value.order, step)
 
 
 def _of_columns(kernel: Quantised, *, is_whole: bool) -> Any:
-    """What multiplies the sum of each column, in float32, or the shape of that; None for nothing."""
-    if not is_whole and kernel.factor is None:
-        return None
+    """The factors of blocks, or what multiplies the sum of each column, in float32; None for nothing."""
+    if not is_whole and (kernel.factor is None or kernel.form.block is not None):
+        return kernel.factor
     shape = tuple(1 if axis == kernel.axis else length for axis, length in enumerate(kernel.scale.shape))
     if isinstance(kernel.scale, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, np.float32)

@@ -35,6 +35,7 @@ from jsg.engine.front.streams import Stream, Streams
 from jsg.engine.front.tree_feed import TreeFeed
 from jsg.errors import EngineDeadError, JsgError, RequestError, queue_full, waited_too_long
 from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput, altered
+from jsg.waits import WaitReason, stat_of, sum_of, waited_so_far
 
 logger = logging.getLogger(__name__)
 
@@ -223,18 +224,21 @@ class EngineClient:
             EngineDeadError: The engine ended.
             JsgError: The error that `abort_all` was given.
         """
-        stream = self._open(request, owner)
+        stream, before = self._open(request, owner), waited_so_far()
         try:
             grammar = request.sampling.grammar
             if isinstance(grammar, GrammarSpec):
                 await self._have_compiled(stream, grammar, grammar_turns or asyncio.Semaphore())
             if self._streams.on_wire(stream.wire_name):  # else it was aborted while its grammar was compiled
                 self._send(stream, request, is_streamed=is_streamed)
+            is_first = True
             while True:
                 output = await stream.arrived.get()
                 if isinstance(output, JsgError):
                     raise output
-                yield dataclasses.replace(output, rid=stream.rid, queue_s=output.queue_s + stream.waited_s)
+                waited = sum_of((before, stream.waited, output.waited)) if is_first else output.waited
+                queue_s, is_first = output.queue_s + stream.waited_s, False
+                yield dataclasses.replace(output, rid=stream.rid, queue_s=queue_s, waited=waited)
                 if output.finish is not None:
                     return
         finally:
@@ -270,12 +274,9 @@ class EngineClient:
 
         Raises EngineDeadError, or JsgError where the engine fails to count them.
         """
-        stats = await self._call("stats")
-        return (
-            stats
-            if self._streams.places is None
-            else stats | {"num_waiting": stats["num_waiting"] + len(self._streams.places)}
-        )
+        stats, waits = await self._call("stats"), self._streams.waits
+        num_waiting = stats["num_waiting"] + waits[WaitReason.KEY_SHARE]
+        return stats | {stat_of(reason): count for reason, count in waits.items()} | {"num_waiting": num_waiting}
 
     async def watch_cache(self, cursor: int, *, with_tokens: bool = False) -> dict[str, Any]:
         """The news of the prefix cache as `TreeLog.look` gives them, and the pool.
@@ -358,7 +359,7 @@ class EngineClient:
         key = grammar.key
         if key in self._sent_grammars:
             return
-        compiling = asyncio.ensure_future(self._tables(grammar, stream.owner, turns))
+        compiling = asyncio.ensure_future(self._tables(grammar, stream, turns))
         compiling.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end with the stream
         ended = asyncio.ensure_future(stream.ended.wait())
         try:
@@ -375,11 +376,13 @@ class EngineClient:
             waiting = set() if self._streams.places is None else self._streams.places.grammars()
             outbox.forgotten_grammars += self._sent_grammars.add(key, len(tables), waiting)
 
-    async def _tables(self, grammar: GrammarSpec, owner: str, turns: asyncio.Semaphore) -> bytes:
+    async def _tables(self, grammar: GrammarSpec, stream: Stream, turns: asyncio.Semaphore) -> bytes:
         """The tables of a grammar, as soon as the engine takes requests that have grammars."""
-        async with turns:
-            tables = await self.grammars.tables(grammar, owner)
-        await self._takes_grammars.wait()
+        with stream.clock.on(WaitReason.GRAMMAR):
+            async with turns:
+                tables = await self.grammars.tables(grammar, stream.owner)
+        with stream.clock.on(WaitReason.LOADING):
+            await self._takes_grammars.wait()
         return tables
 
     def _end(self, stream: Stream, error: JsgError | None) -> None:

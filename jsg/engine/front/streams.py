@@ -3,11 +3,14 @@
 import asyncio
 import dataclasses
 import itertools
+from collections import Counter
+from collections.abc import Mapping
 from typing import final
 
 from jsg.engine.front.places import Places
 from jsg.errors import JsgError, RequestError
 from jsg.types import RequestOutput
+from jsg.waits import BEFORE_THE_ENGINE, WaitClock, Waited, WaitReason, sum_of
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -20,15 +23,23 @@ class Stream:
         wire_name: Its name on the wire, which is never used twice.
         arrived: Its outputs in order. Nothing follows the last output, or an error.
         ended: Set when the stream is closed.
+        clock: For what it waits before it is sent.
         waited_s: How long its request has waited for a place in the engine.
     """
 
     owner: str
     rid: str
     wire_name: str
+    clock: WaitClock
     arrived: asyncio.Queue[RequestOutput | JsgError] = dataclasses.field(default_factory=asyncio.Queue)
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     waited_s: float = 0.0
+
+    @property
+    def waited(self) -> Waited | None:
+        """For how long it waited before it was sent."""
+        share = {WaitReason.KEY_SHARE: self.waited_s} if self.waited_s else None
+        return sum_of((self.clock.waited, share))
 
 
 @final
@@ -43,6 +54,7 @@ class Streams:
 
     def __init__(self) -> None:
         self.places: Places | None = None
+        self._waits = Counter[WaitReason]()
         self._numbers = itertools.count()
         self._by_wire_name: dict[str, Stream] = {}
         self._by_owner: dict[str, dict[str, Stream]] = {}
@@ -51,10 +63,16 @@ class Streams:
         """Makes a stream. Raises RequestError where the owner has a live request of that rid."""
         if self.find(owner, rid) is not None:
             raise name_in_use(rid)
-        stream = Stream(owner, rid, str(next(self._numbers)))
+        stream = Stream(owner, rid, str(next(self._numbers)), WaitClock(self._waits))
         self._by_wire_name[stream.wire_name] = stream
         self._by_owner.setdefault(owner, {})[rid] = stream
         return stream
+
+    @property
+    def waits(self) -> Mapping[WaitReason, int]:
+        """How many wait, before they are sent to the engine, for each of `BEFORE_THE_ENGINE`."""
+        num_without_place = 0 if self.places is None else len(self.places)
+        return {reason: self._waits[reason] for reason in BEFORE_THE_ENGINE} | {WaitReason.KEY_SHARE: num_without_place}
 
     def close(self, stream: Stream) -> bool:
         """Forgets a stream; False if it was closed before."""

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
-from jsg.checks import near
 from jsg.config import EngineConfig
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import stop_patterns
@@ -22,13 +21,13 @@ from jsg.engine.offline.grammars import OfflineGrammars, Tables
 from jsg.engine.offline.lang_backend import EngineBackend, EngineModel
 from jsg.engine.offline.media import Media, with_media
 from jsg.engine.selfcheck import SelfCheck
-from jsg.errors import ConfigError, JsgError, RequestError
-from jsg.processing.answer import Answer, Prompt, asked, with_common_point
+from jsg.errors import ConfigError, JsgError, RequestError, near
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.processing.tool_calls import nameable_tokens
 from jsg.processing.vectors import check_dimensions, to_vector, whole
 from jsg.sources import find_tokenizer
+from jsg.speech.answers.answer import Answer, Prompt, asked, with_common_point
+from jsg.speech.answers.tool_calls import nameable_tokens
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 
 Result = dict[str, Any]
@@ -39,7 +38,7 @@ TokenIds = Sequence[int] | Sequence[Sequence[int]] | None
 _Item = tuple[int, RequestOutput | JsgError]
 REPORT_FIELDS = (
     *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
-    *("namespace", "priority", "return_cache_info"),
+    *("namespace", "priority", "return_cache_info", "return_waited"),
 )
 """Arguments of `generate` that go into the request."""
 
@@ -100,6 +99,7 @@ class Engine:
         namespace: str = "",
         priority: int = 0,
         return_cache_info: bool = False,
+        return_waited: bool = False,
         turn_end: int = 0,
     ) -> Any:
         """Continues one prompt or several.
@@ -117,8 +117,8 @@ class Engine:
                 all frames of a tuple.
             stream: Return an iterator over the results so far instead.
             return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-                return_cache_info, turn_end: As in `types.Request`. Without `return_logprob` the other log-probabilities
-                ask for nothing. With `max_new_tokens` 0 the alternatives are those for the next token.
+                return_cache_info, return_waited, turn_end: As in `types.Request`. Without `return_logprob` the other
+                log-probabilities ask for nothing. With `max_new_tokens` 0 the alternatives are for the next token.
             return_text_in_logprobs: Report the text of each scored token too.
 
         Returns:
@@ -133,7 +133,8 @@ class Engine:
             prompt, sampling_params, input_ids, image_data, video_data, num_frames,
             return_logprob=return_logprob, logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
-            priority=priority, return_cache_info=return_cache_info, turn_end=turn_end,
+            priority=priority, return_cache_info=return_cache_info, return_waited=return_waited,
+            turn_end=turn_end,
         )  # fmt: skip
         tables = self._grammars.tables(self._grammars_of(answers))
         texts = self.tokenizer if return_text_in_logprobs else None

@@ -10,12 +10,12 @@ from jsg.errors import RequestError
 from jsg.lang.tokens.local_model import HELD, LocalModel
 from jsg.lang.tokens.model import Hold
 from jsg.lang.tokens.session import TokenSession
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts, media_parts
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.parts import Part, TextPart
 from jsg.processing.tokenizer import Tokenizer
-from jsg.processing.turns import ChatTurns
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts, media_parts
+from jsg.speech.prompts.turns import ChatTurns
 
 _LONG_TEXT = 20_000  # characters; encoding them takes longer than a call of another thread
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jsg.errors import RequestError
-from jsg.lang.media import read_media, read_video
-from jsg.processing.encode_parts import EncodedPrompt
+from jsg.lang.words.media import read_media, read_video
 from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.processing.media_prompt import MediaReader, put_media, sees_no
 from jsg.processing.parts import MediaFile, MediaKind, MediaPart
+from jsg.speech.prompts.encode_parts import EncodedPrompt
 
 Media = Any
 """A picture as `jsg.image` takes it; or a video, which is a file or a tuple of frames as `jsg.image` takes them; or a

@@ -206,8 +206,7 @@ def _finish(types: Types, function: Function, buffers: list[Buffer], tile: int, 
     amx.store(function, tile, sums, PANEL_BYTES)
     result_bytes = buffers[1].sizes[0] * types.result_bytes
     target = function.address(buffers[-1].data, row * result_bytes + panel * types.result_bytes)
-    address = Panel.at(function, types, buffers, panel).factor
-    factor = None if address is None else load_panel(function, address, 0)
+    factor = Panel.at(function, types, buffers, panel).column_factor(function, types)
     with function.loop(function.smaller(buffers[0].sizes[0], function.constant(ROWS))) as line:
         total = load_panel(function, sums, line * PANEL_BYTES)
         function.store_as(types.result, total if factor is None else total * factor, target, line * result_bytes)

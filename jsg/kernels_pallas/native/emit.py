@@ -347,13 +347,20 @@ class Function:
         first, second = self.builder.shl(pairs, self._bits(16)), self.builder.and_(pairs, self._bits(-(1 << 16)))
         return self._upper_half(first), self._upper_half(second)
 
+    def nibble_unit(self, kind: str) -> float:
+        """What numbers of 4 bits in float32 are to be multiplied with: of e2m1 they may be large integers."""
+        return 2.0**-25 if kind == "e2m1" and not self._looks_up_floats() else 1.0
+
+    def _looks_up_floats(self) -> bool:
+        return library.has_long_registers() and library.has_avx512()
+
     def nibbles(self, kind: str, address: Value, offset: Value | int = 0) -> Iterator[Value]:
         """Eight vectors of float32, of int32 lanes in memory whose 4 bits each, the lowest first, are codes of a kind.
 
-        See `NUMBERS_OF_4_BITS`.
+        See `NUMBERS_OF_4_BITS`. They are to be multiplied with `nibble_unit`.
         """
         bits = self.load(vector(INT32), address, offset).ir
-        if library.has_long_registers() and library.has_avx512():
+        if self._looks_up_floats():
             # An instruction takes the lowest 4 bits of each lane as an index.
             take = self.external(
                 "llvm.x86.avx512.permvar.sf.512", ir.FunctionType(vector(FLOAT), [vector(FLOAT), vector(INT32)])
@@ -363,22 +370,31 @@ class Function:
                 shifted = self.builder.lshr(bits, self._bits(4 * place))
                 yield Value(self, self.builder.call(take, [numbers, shifted]))
             return
-        if kind == "e2m1":  # as `floats` does with numbers in 8 bits
+        if kind == "e2m1":
             for place in range(8):
-                code = self.builder.trunc(self.builder.lshr(bits, self._bits(4 * place)), vector(INT16))
-                size, sign = (
-                    self.builder.and_(
-                        self.builder.shl(code, ir.Constant(vector(INT16), [moved] * LANES)),
-                        ir.Constant(vector(INT16), [mask] * LANES),
-                    )
-                    for moved, mask in ((9, 0x0E00), (12, 0x8000))
-                )
-                yield self._halves(self.builder.or_(size, sign)) * 16384.0
+                move, by = (self.builder.shl, 24 - 4 * place) if place < 6 else (self.builder.lshr, 4 * place - 24)
+                yield Value(self, self.builder.sitofp(self._looked_up(move(bits, self._bits(by))), vector(FLOAT)))
             return
-        signed = self.builder.xor(bits, self._bits(-0x77777778))  # the highest of each 4 bits becomes a sign
+        is_signed = kind == "int4"
+        if is_signed:  # the highest of each 4 bits becomes a sign
+            bits = self.builder.xor(bits, self._bits(-0x77777778))
+        back = self.builder.ashr if is_signed else self.builder.lshr
         for place in range(8):
-            number = self.builder.ashr(self.builder.shl(signed, self._bits(28 - 4 * place)), self._bits(28))
+            number = back(self.builder.shl(bits, self._bits(28 - 4 * place)), self._bits(28))
             yield Value(self, self.builder.sitofp(number, vector(FLOAT)))
+
+    def _looked_up(self, bits: ir.Value) -> ir.Value:
+        """In the highest byte of each int32, twice the e2m1 that its lowest 4 bits are."""
+        bytes_of = ir.VectorType(BYTE, 32)
+        take = self.external("llvm.x86.avx2.pshuf.b", ir.FunctionType(bytes_of, [bytes_of, bytes_of]))
+        table = ir.Constant(bytes_of, [int(2 * number) & 255 for number in NUMBERS_OF_4_BITS["e2m1"]] * 2)
+        codes = self.builder.bitcast(self.builder.and_(bits, self._bits(0x0F000000)), ir.VectorType(BYTE, 64))
+        halves = []
+        for first in (0, 32):
+            order = ir.Constant(ir.VectorType(INT32, 32), list(range(first, first + 32)))
+            halves.append(self.builder.call(take, [table, self.builder.shuffle_vector(codes, codes, order)]))
+        order = ir.Constant(ir.VectorType(INT32, 64), list(range(64)))
+        return self.builder.bitcast(self.builder.shuffle_vector(*halves, order), vector(INT32))
 
     def nibble_pairs(self, kind: str, address: Value, offset: Value | int = 0) -> Iterator[Value]:
         """The same as four vectors of pairs of bfloat16, by instructions of AVX-512."""

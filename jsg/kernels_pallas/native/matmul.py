@@ -59,16 +59,17 @@ def matmul(
     shape = jax.ShapeDtypeStruct((len(x), kernel.values.shape[0] // count * LANES), types.result)
     x = x if kernel.order is None else x[:, kernel.order]
     rows = x if variant in ("amx", "pairs") else x.astype(jnp.float32)
-    zero = () if kernel.scale is None or kernel.zero is None else (kernel.zero, _group_sums(x, kernel.scale.shape[1]))
-    arguments = [starts, rows, kernel.values, kernel.scale, *zero, kernel.factor]
+    zero = () if kernel.scale is None or kernel.zero is None else (kernel.zero, -_group_sums(x, kernel.scale.shape[1]))
+    arguments = [starts, rows, kernel.values, kernel.scale, *zero, kernel.factor, kernel.step]
     return jax.ffi.ffi_call(name, shape)(*(each for each in arguments if each is not None)).astype(result)
 
 
 def types_of(kernel: Panels, result: jax.typing.DTypeLike) -> Types:
     """The types of a product with a kernel."""
-    form, scale, group = kernel.form, None, None
+    form, scale, group, block = kernel.form, None, None, None
     if form is not None and kernel.scale is not None:
         scale, group = SHORT_NAMES.get(form.scale, form.scale), form.group
+        block = None if form.block is None else form.block // (group or 1)
     return Types(
         kernel.kind,
         "bfloat16" if result == jnp.bfloat16 else "float32",
@@ -76,6 +77,8 @@ def types_of(kernel: Panels, result: jax.typing.DTypeLike) -> Types:
         scale,
         kernel.zero is not None,
         kernel.factor is not None,
+        kernel.step is not None,
+        block,
         form is not None and form.is_exact,
     )
 

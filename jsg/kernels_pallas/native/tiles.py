@@ -30,7 +30,9 @@ class Types(NamedTuple):
         group: Inputs of a group that has a scale of its own, if they are few; None if there is none, or for any number.
         scale: Of the scales of groups; None if there are no groups.
         has_zero: Whether groups have zeros. Then sums over the inputs of each group come with the rows.
-        has_factor: Whether each column's sum is multiplied with a factor.
+        has_factor: Whether each column's sum is multiplied with a factor, or the scales of each block.
+        has_step: Whether zeros are multiplied with the step of their block, and not with the scale of their group.
+        block: Groups of a block; None if factors are of columns.
         is_exact: Whether bfloat16 holds each number times its scale.
     """
 
@@ -40,18 +42,22 @@ class Types(NamedTuple):
     scale: str | None = None
     has_zero: bool = False
     has_factor: bool = False
+    has_step: bool = False
+    block: int | None = None
     is_exact: bool = False
 
     @property
     def name(self) -> str:
         """All of it in one word."""
-        group = None if self.group is None else str(self.group)
+        group, block = ("" if length is None else str(length) for length in (self.group, self.block))
         parts = (
             self.kernel,
             group,
             self.scale,
             "zero" * self.has_zero,
             "factor" * self.has_factor,
+            "step" * self.has_step,
+            block,
             "exact" * self.is_exact,
         )
         return "_".join([*filter(None, parts), self.result])
@@ -89,7 +95,8 @@ class Types(NamedTuple):
     @property
     def ranks(self) -> list[int]:
         """The axes of each argument and of the result, in the order of `matmul`."""
-        return [2, 4, *[4] * (self.scale is not None), *[4, 2] * self.has_zero, *[4] * self.has_factor, 2]
+        zeros, beside = [4, 2] * self.has_zero, [4] * (self.has_factor + self.has_step)
+        return [2, 4, *[4] * (self.scale is not None), *zeros, *beside, 2]
 
 
 class Panel(NamedTuple):
@@ -99,28 +106,34 @@ class Panel(NamedTuple):
         numbers: The address of its numbers.
         scale: The address of its groups' scales, if it has any.
         zero: Likewise of their zeros.
-        factor: Likewise of its columns' factors.
+        factor: Likewise of the factors of its columns, or of its blocks.
+        step: Likewise of the steps of its blocks.
     """
 
     numbers: Value
     scale: Value | None = None
     zero: Value | None = None
     factor: Value | None = None
+    step: Value | None = None
 
     @classmethod
     def at(cls, function: Function, types: Types, buffers: Sequence[Buffer], index: Value) -> "Panel":
         """The panel with this index. Buffers are as `Types.ranks` says."""
-        groups = buffers[2].sizes[1]
-        scale = zero = factor = None
+        scale = zero = factor = step = None
+
+        def part(buffer: Buffer, line_bytes: int) -> Value:
+            return function.address(buffer.data, index * (buffer.sizes[1] * line_bytes))
+
         if types.scale is not None:
-            scale_bytes = LANES * ITEM_BYTES.get(types.scale, 1)
-            scale = function.address(buffers[2].data, index * (groups * scale_bytes))
+            scale = part(buffers[2], LANES * ITEM_BYTES.get(types.scale, 1))
         if types.has_zero:
-            zero = function.address(buffers[3].data, index * (groups * LANES))
+            zero = part(buffers[3], LANES)
         if types.has_factor:
-            factor = function.address(buffers[-2].data, index * PANEL_BYTES)
+            factor = part(buffers[-2 - types.has_step], PANEL_BYTES)
+        if types.has_step:
+            step = part(buffers[-2], PANEL_BYTES)
         numbers = function.address(buffers[1].data, index * (buffers[0].sizes[1] * types.line_bytes))
-        return cls(numbers, scale, zero, factor)
+        return cls(numbers, scale, zero, factor, step)
 
     def inputs(self, function: Function, types: Types, first: Value, count: int) -> Iterator[Value]:
         """Emits the vectors of `count` inputs from a first one on, each only when it is asked for, without scales."""
@@ -159,7 +172,24 @@ class Panel(NamedTuple):
     def group_scale(self, function: Function, types: Types, group: Value) -> Value:
         """The scales of a group."""
         assert self.scale is not None and types.scale is not None, "the kernel has scales"
-        return function.floats(types.scale, self.scale, group * (LANES * ITEM_BYTES.get(types.scale, 1)))
+        scale = function.floats(types.scale, self.scale, group * (LANES * ITEM_BYTES.get(types.scale, 1)))
+        if types.block is None or self.factor is None:
+            return scale
+        return scale * self._of_block(function, types, self.factor, group)
+
+    def group_offset(self, function: Function, types: Types, group: Value, scale: Value) -> Value | None:
+        """The zeros of a group, times its scale or the step of its block; None if there are none."""
+        if self.zero is None:
+            return None
+        step = scale if self.step is None else self._of_block(function, types, self.step, group)
+        return function.floats("int8", self.zero, group * LANES) * step
+
+    def _of_block(self, function: Function, types: Types, parts: Value, group: Value) -> Value:
+        return load_panel(function, parts, 0 if types.block is None else group // types.block * PANEL_BYTES)
+
+    def column_factor(self, function: Function, types: Types) -> Value | None:
+        """What the sums of its columns are multiplied with; None for nothing."""
+        return None if types.block is not None or self.factor is None else load_panel(function, self.factor, 0)
 
 
 def tile_shapes() -> Sequence[tuple[int, int]]:
@@ -254,7 +284,8 @@ def emit_group_sums(
     """The sums of rows times panels with groups: each group's own sum is multiplied with its scale and added.
 
     So an input costs no multiplication with its scale, and the sums of a group have the registers for themselves. A
-    zero, which is the same for all inputs of a group, is multiplied with their sum. See `emit_sums` for the others.
+    zero, which is the same for all inputs of a group, is multiplied with their sum, which comes with its sign changed.
+    See `emit_sums` for the others.
     """
     groups, per_step = buffers[2].sizes[1], 1 if fused is Function.fused else 2
     length = (types.group or buffers[0].sizes[1] // groups) // per_step
@@ -277,10 +308,11 @@ def emit_group_sums(
             of_rows = [function.spread(load_number(function, buffers[4].data, each * 4)) for each in at]
         for p, read in enumerate(panels):
             scale = read.group_scale(function, types, group)
-            zero = None if read.zero is None else function.floats("int8", read.zero, group * LANES)
+            offset = read.group_offset(function, types, group, scale)
+            scale *= function.nibble_unit(types.kernel)
             for r, own in enumerate(each[p] for each in sums):
-                own = own if zero is None else own - zero * of_rows[r]
-                totals[r][p].set(function.fused(own, scale, totals[r][p].get()))
+                total = function.fused(own, scale, totals[r][p].get())
+                totals[r][p].set(total if offset is None else function.fused(offset, of_rows[r], total))
     return [[total.get() for total in each] for each in totals]
 
 
@@ -296,7 +328,7 @@ def emit_results(
     """Writes sums[r][p], multiplied with the factors of their columns, if any, from a row and a panel on."""
     row_bytes = buffers[1].sizes[0] * types.result_bytes
     for p, panel in enumerate(panels):
-        factor = None if panel.factor is None else load_panel(function, panel.factor, 0)
+        factor = panel.column_factor(function, types)
         for r, of_row in enumerate(sums):
             total = of_row[p] if factor is None else of_row[p] * factor
             target = (row + r) * row_bytes + (column + p) * types.result_bytes

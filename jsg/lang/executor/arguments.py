@@ -9,8 +9,8 @@ from jsg.errors import GraphError, ProgramError
 from jsg.lang.graphs import codec
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import Argument, ArgumentRef, Media, Piece
-from jsg.lang.ir import Image, Video
-from jsg.lang.media import image_of, video_of
+from jsg.lang.words.ir import Image, Video
+from jsg.lang.words.media import image_of, video_of
 
 ArgumentValue = str | int | float | Image | Video
 """The value of an argument: what was given, or a picture or video in the form in which it is appended."""

@@ -5,7 +5,6 @@ import functools
 import itertools
 from collections.abc import Collection, Mapping
 
-from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Pace, known_item, place_of
 from jsg.lang.graphs.graph import Graph
@@ -13,6 +12,7 @@ from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Append, ArgumentRef, Med
 from jsg.lang.graphs.reorder import reorder
 from jsg.lang.streams.loop import running_loop
 from jsg.lang.streams.stream import Stream
+from jsg.lang.words.backend import Backend
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,9 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast, final
 
 from jsg.errors import ConfigError, ProgramError
-from jsg.lang.backend import Backend, BackendSource, HintSession, PromptItem
-from jsg.lang.batch import Batchable, Items, Work, arguments_of, read_items
-from jsg.lang.defaults import as_backend
 from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.limits import MAX_FAN_OUT
@@ -33,11 +30,14 @@ from jsg.lang.graphs.nodes import (
     Turn,
 )
 from jsg.lang.graphs.reorder import reorder, varying_arguments
-from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
-from jsg.lang.keywords import advice, unknown_in_batch
-from jsg.lang.run_args import RunArgs, Where, take_run_args
+from jsg.lang.program.batch import Batchable, Items, Work, arguments_of, read_items
+from jsg.lang.program.defaults import as_backend
+from jsg.lang.program.run_args import RunArgs, Where, take_run_args
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import shared_loop, wait_for
+from jsg.lang.words.backend import Backend, BackendSource, HintSession, PromptItem
+from jsg.lang.words.ir import RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.words.keywords import advice, unknown_in_batch
 
 
 def cache_prefix(nodes: Iterable[AnyNode], backend: Backend) -> None:

@@ -34,7 +34,10 @@ from jsg.lang.graphs.nodes import (
     ValueRef,
 )
 from jsg.lang.graphs.shapes import defined
-from jsg.lang.ir import (
+from jsg.lang.streams.ops import ExprOp, Make, Place
+from jsg.lang.streams.stream import Stream
+from jsg.lang.streams.variables import Variable, gather
+from jsg.lang.words.ir import (
     REASONING_SUFFIX,
     Expr,
     Gen,
@@ -46,9 +49,6 @@ from jsg.lang.ir import (
     VarScopeBegin,
     VarScopeEnd,
 )
-from jsg.lang.streams.ops import ExprOp, Make, Place
-from jsg.lang.streams.stream import Stream
-from jsg.lang.streams.variables import Variable, gather
 
 type Pace = Callable[[], Awaitable[None]]
 

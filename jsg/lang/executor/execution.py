@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from jsg.constrained.text_patterns import TextPatterns
 from jsg.errors import AbortedError, UnknownVariableError
-from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Driver, Pace
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import new_frame
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Choose, Generate, Join, Open
-from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
+from jsg.lang.words.backend import Backend
+from jsg.lang.words.ir import PUBLISHED, SamplingArgs
 
 
 class Execution:

@@ -30,7 +30,7 @@ from jsg.lang.graphs.nodes import (
     describe,
     parts,
 )
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.words.ir import SamplingArgs
 from jsg.processing.parts import file_size
 
 MAX_FAN_OUT = 256

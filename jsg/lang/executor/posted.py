@@ -22,7 +22,6 @@ from typing import Any
 
 from jsg.constrained.text_patterns import TextPatterns
 from jsg.errors import JsgError, RequestError
-from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.beginning import Beginning
 from jsg.lang.executor.driver import Pace, place_of
@@ -33,11 +32,12 @@ from jsg.lang.executor.reading import CalledState
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import AnyNode
 from jsg.lang.graphs.reorder import reorder
-from jsg.lang.ir import SamplingArgs
-from jsg.lang.messages import messages_of
+from jsg.lang.program.messages import messages_of
 from jsg.lang.streams.loop import running_loop
 from jsg.lang.streams.ops import Place
 from jsg.lang.streams.variables import Variable
+from jsg.lang.words.backend import Backend
+from jsg.lang.words.ir import SamplingArgs
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, cast, final
 
 from jsg.errors import AbortedError, BackendError, RateLimitError
-from jsg.lang.backend import Backend
 from jsg.lang.executor.runs import RemoteState
+from jsg.lang.words.backend import Backend
 
 MAX_RUNS = 256  # of one post
 AT_ONCE = 512  # runs of a batch that are under way at a time, unless its caller says otherwise

@@ -6,8 +6,8 @@ from typing import Any, final
 
 from jsg.errors import ProgramError, UnknownVariableError
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.reading import RunState, What, check_may_block
-from jsg.lang.run import is_async_body_here
+from jsg.lang.program.reading import RunState, What, check_may_block
+from jsg.lang.program.run import is_async_body_here
 from jsg.lang.streams.history import History, usage_of
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.streams.stream import Stream

@@ -11,7 +11,7 @@ from jsg.lang.executor.reading import GraphState
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import TextValue
 from jsg.lang.http.errors import failure_in_stream
-from jsg.lang.reading import What
+from jsg.lang.program.reading import What
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.variables import Variable

@@ -33,7 +33,7 @@ from jsg.lang.graphs.nodes import (
     describe,
 )
 from jsg.lang.graphs.shapes import Shape, defined
-from jsg.lang.nesting import Nesting, check_join
+from jsg.lang.words.nesting import Nesting, check_join
 
 _FIELDS = {
     "name": str,

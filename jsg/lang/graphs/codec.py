@@ -45,7 +45,7 @@ from jsg.lang.graphs.nodes import (
     VariableValue,
     kind_of,
 )
-from jsg.lang.ir import Image, SamplingArgs, Video
+from jsg.lang.words.ir import Image, SamplingArgs, Video
 from jsg.processing.media.base64_files import read_base64, write_base64
 
 MAX_DEPTH = 32

@@ -20,8 +20,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from jsg.lang.ir import DecisionKind, Image, Role, SamplingArgs, Video
-from jsg.lang.nesting import JoinMode
+from jsg.lang.words.ir import DecisionKind, Image, Role, SamplingArgs, Video
+from jsg.lang.words.nesting import JoinMode
 
 MAIN_STREAM = 0
 """The stream of the program itself. Others are those of forks and of called programs."""

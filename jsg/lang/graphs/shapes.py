@@ -23,7 +23,7 @@ from jsg.lang.graphs.nodes import (
     Value,
     VariableValue,
 )
-from jsg.lang.ir import REASONING_SUFFIX
+from jsg.lang.words.ir import REASONING_SUFFIX
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from jsg.lang.graphs.nodes import (
     refs,
     walk,
 )
-from jsg.lang.ir import SamplingArgs, Video
+from jsg.lang.words.ir import SamplingArgs, Video
 from jsg.processing.parts import file_size
 
 MAX_SHOWN = 60  # characters of a constant that are shown

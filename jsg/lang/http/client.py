@@ -18,7 +18,7 @@ import httpx
 
 from jsg.errors import BackendError, ConfigError, EngineDeadError, JsgError
 from jsg.lang.http.errors import failure_in_stream, failure_of
-from jsg.lang.per_loop import PerLoop
+from jsg.lang.streams.per_loop import PerLoop
 
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 4.0  # less than the 5 s after which a server closes an idle connection

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Self, final
 
 from jsg.errors import BackendError, ConfigError, NotFoundError, RequestError
-from jsg.lang.backend import Backend, Session
 from jsg.lang.http.client import HttpClient
 from jsg.lang.http.model import HttpModel
-from jsg.lang.reading import is_in_notebook
+from jsg.lang.program.reading import is_in_notebook
 from jsg.lang.streams.loop import shared_loop, wait_for
 from jsg.lang.tokens.session import TokenSession
+from jsg.lang.words.backend import Backend, Session
 
 TIMEOUT_S = 600.0
 MAX_RETRIES = 4

@@ -13,7 +13,7 @@ from jsg.lang.http.sent_files import SentFiles
 from jsg.lang.tokens.model import Hold, ScoredChoices, TokenCall, TokenDelta
 from jsg.processing.growing_text import GrowingText
 from jsg.processing.parts import Part
-from jsg.processing.turns import ChatTurns
+from jsg.speech.prompts.turns import ChatTurns
 
 MAX_CALLS = 256  # at a time, because each takes a connection, and most processes may open only 1024 files
 MAX_HOLDS = 256

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
-from jsg.lang.backend import with_answers
 from jsg.lang.tokens.model import Outcome, ScoredChoice, ScoredChoices
+from jsg.lang.words.backend import with_answers
 from jsg.processing.media.base64_files import write_base64
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 

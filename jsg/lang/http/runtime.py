@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self, final
 
-from jsg.checks import near
 from jsg.config import KEY_VARIABLES, EngineConfig, ServerConfig, option
-from jsg.errors import BackendError, ConfigError
-from jsg.lang.defaults import flush_cache
+from jsg.errors import BackendError, ConfigError, near
 from jsg.lang.http.endpoint import RuntimeEndpoint
+from jsg.lang.program.defaults import flush_cache
 from jsg.lang.streams.loop import shared_loop, wait_for
 from jsg.option_sources import environment_keys, read_keys
 

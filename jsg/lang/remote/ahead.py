@@ -15,8 +15,8 @@ import itertools
 from collections.abc import Iterable
 from typing import final
 
-from jsg.lang.ir import GEN, SamplingArgs
 from jsg.lang.remote.wire import Delta
+from jsg.lang.words.ir import GEN, SamplingArgs
 from jsg.processing.stop_strings import StopFinder, StopMatcher
 
 

@@ -2,11 +2,11 @@
 
 from typing import Any, final
 
-from jsg.lang.backend import OnUnsupported
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import MAX_CALLS
 from jsg.lang.remote.remote_backend import RemoteBackend, connect, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
+from jsg.lang.words.backend import OnUnsupported
 
 
 @final

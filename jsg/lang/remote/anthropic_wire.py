@@ -8,10 +8,10 @@ from typing import Any, final
 import anthropic
 
 from jsg.errors import UnsupportedError
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported, request_fields
 from jsg.lang.remote.transport import PackageApi
 from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Message, Picture, Scored
+from jsg.lang.streams.per_loop import PerLoop
 from jsg.parameters import named
 
 FINISHES: Mapping[str, str] = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from jsg.errors import RequestError, UnsupportedError
-from jsg.lang.backend import OnUnsupported
-from jsg.lang.ir import PUBLISHED, SamplingArgs, check_forms
-from jsg.lang.patterns import DTYPE_PATTERNS
+from jsg.lang.words.backend import OnUnsupported
+from jsg.lang.words.ir import PUBLISHED, SamplingArgs, check_forms
+from jsg.lang.words.patterns import DTYPE_PATTERNS
 
 _STRUCTURAL = frozenset(
     {"max_tokens", "n", "stop", "temperature", "return_logprob", "top_logprobs_num", "return_text_in_logprobs"}

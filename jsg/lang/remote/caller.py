@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, final
 
 from jsg.errors import BackendError, JsgError, RequestError
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.retry import Backoff
 from jsg.lang.remote.usage import Meter
 from jsg.lang.remote.wire import Api, Bill, Call, Delta, Failure, Scored, Token
+from jsg.lang.streams.per_loop import PerLoop
 
 MAX_CALLS = 32  # at a time; what APIs allow differs, and more of a whole batch would only fail by their rate limits
 _CLIENTS_FAULT = frozenset({400, 413, 422})

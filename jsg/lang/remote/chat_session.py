@@ -5,14 +5,14 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import assert_never, final
 
 from jsg.errors import RequestError, UnsupportedError
-from jsg.lang.backend import Piece, PromptItem
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
 from jsg.lang.remote.choosing import Chooser
 from jsg.lang.remote.continuing import Continuer
 from jsg.lang.remote.messages import PICTURE, Conversation, picture_of
 from jsg.lang.remote.session import RemoteSession
 from jsg.lang.remote.whole_turn import WholeTurn
 from jsg.lang.remote.wire import Message
+from jsg.lang.words.backend import Piece, PromptItem
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
 
 
 @final

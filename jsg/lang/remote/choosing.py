@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
 from jsg.errors import BackendError, RequestError, UnsupportedError
-from jsg.lang.backend import Selection
-from jsg.lang.choices import decide, greedy_token_selection, token_trie, unconditional_likelihood_normalized
-from jsg.lang.ir import SamplingArgs, Select
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import Caller, Reply
 from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Scored, cost_of
+from jsg.lang.tokens.choices import decide, greedy_token_selection, token_trie, unconditional_likelihood_normalized
 from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
+from jsg.lang.words.backend import Selection
+from jsg.lang.words.ir import SamplingArgs, Select
 
 NO_TEMPERATURE = 1.0
 NUM_TRIES = 3

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, final
 
 from jsg.errors import BackendError
-from jsg.lang.backend import Piece, with_answers
-from jsg.lang.ir import SamplingArgs
 from jsg.lang.remote.ahead import Ahead, GenCut, Taken, Unit, UnitReader, could_be_shared, shared_settings
 from jsg.lang.remote.arguments import Unsupported, normalised
 from jsg.lang.remote.caller import Caller, Collector, Reply
 from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Token, cost_of
+from jsg.lang.words.backend import Piece, with_answers
+from jsg.lang.words.ir import SamplingArgs
 from jsg.processing.stop_strings import StopFinder, StopMatcher, find_stops
 from jsg.types import SamplingParams
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jsg.errors import ConfigError
-from jsg.lang.ir import GEN
+from jsg.lang.words.ir import GEN
 from jsg.parameters import Remote
 
 _NAMES = {name: field for name, parameter in GEN.items() if (field := parameter.name_in("openai")) is not None}

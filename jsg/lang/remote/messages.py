@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import final
 
 from jsg.errors import RequestError
-from jsg.lang.ir import Image, Role
 from jsg.lang.remote.wire import Message, Picture
+from jsg.lang.words.ir import Image, Role
 
 BEGIN = "<|im_start|>{role}\n"
 END = "<|im_end|>\n"

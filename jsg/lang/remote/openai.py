@@ -3,13 +3,13 @@
 from typing import Any, Literal, final
 
 from jsg.errors import ConfigError
-from jsg.lang.backend import OnUnsupported
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import MAX_CALLS
 from jsg.lang.remote.choosing import Encoder
 from jsg.lang.remote.dialects import Dialect, dialect_of
 from jsg.lang.remote.remote_backend import RemoteBackend, connect, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
+from jsg.lang.words.backend import OnUnsupported
 
 TEXT_MODELS = frozenset({"gpt-3.5-turbo-instruct", "gpt-3.5-turbo-instruct-0914", "davinci-002", "babbage-002"})
 """Models of OpenAI's own that have no chat API."""

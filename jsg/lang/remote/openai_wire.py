@@ -9,11 +9,11 @@ from typing import Any, final
 import openai
 
 from jsg.errors import UnsupportedError
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported, put_field, request_fields
 from jsg.lang.remote.dialects import Dialect
 from jsg.lang.remote.transport import PackageApi
 from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Message, Picture, Scored, Token
+from jsg.lang.streams.per_loop import PerLoop
 from jsg.parameters import named
 
 _OF_THE_PACKAGE = frozenset(

@@ -6,8 +6,6 @@ from typing import Any, Self
 
 from jsg.errors import ConfigError, UnsupportedError
 from jsg.extras import install_command
-from jsg.lang.backend import Session
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import MAX_CALLS, Caller
 from jsg.lang.remote.chat_session import ChatSession
@@ -17,6 +15,8 @@ from jsg.lang.remote.retry import Backoff, RetryPolicy
 from jsg.lang.remote.text_session import TextSession
 from jsg.lang.remote.usage import Meter, TokenUsage, Usage
 from jsg.lang.remote.wire import Api
+from jsg.lang.streams.per_loop import PerLoop
+from jsg.lang.words.backend import Session
 
 
 class RemoteBackend:

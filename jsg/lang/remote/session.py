@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Self
 
 from jsg.errors import UnsupportedError
-from jsg.lang.backend import Piece, PromptItem, Selection, Session
-from jsg.lang.ir import Gen, SamplingArgs, Select
 from jsg.lang.remote.choosing import Chooser
 from jsg.lang.remote.continuing import Continuer
 from jsg.lang.remote.wire import ModelPrompt
+from jsg.lang.words.backend import Piece, PromptItem, Selection, Session
+from jsg.lang.words.ir import Gen, SamplingArgs, Select
 
 
 class RemoteSession(abc.ABC):

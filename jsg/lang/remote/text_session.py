@@ -4,11 +4,11 @@ from collections.abc import AsyncGenerator
 from typing import assert_never, final
 
 from jsg.errors import UnsupportedError
-from jsg.lang.backend import Piece, PromptItem
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
 from jsg.lang.remote.choosing import Chooser
 from jsg.lang.remote.continuing import Continuer
 from jsg.lang.remote.session import RemoteSession
+from jsg.lang.words.backend import Piece, PromptItem
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
 from jsg.processing.growing_text import GrowingText
 
 

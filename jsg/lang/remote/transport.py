@@ -3,10 +3,10 @@
 import sys
 from typing import Any
 
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.retry import is_passing, retry_after_s
 from jsg.lang.remote.wire import Abilities, Failure
+from jsg.lang.streams.per_loop import PerLoop
 
 _PASSING_TYPES = frozenset(
     {"overloaded_error", "rate_limit_error", "api_error", "timeout_error", "server_error", "rate_limit_exceeded"}

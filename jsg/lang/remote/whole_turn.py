@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import final
 
 from jsg.errors import BackendError, UnsupportedError
-from jsg.lang.backend import Piece
-from jsg.lang.ir import Gen, SamplingArgs, Text
 from jsg.lang.remote.ahead import Ahead, Taken, UnitReader, could_be_shared, shared_settings
 from jsg.lang.remote.arguments import normalised
 from jsg.lang.remote.caller import Reply
 from jsg.lang.remote.continuing import Continuer, ahead_of, meta_of, saved_meta
 from jsg.lang.remote.wire import Bill, Call, Message
+from jsg.lang.words.backend import Piece
+from jsg.lang.words.ir import Gen, SamplingArgs, Text
 
 NUM_TRIES = 3
 """The number of calls for one turn before it is an error that no answer has the form of the program."""

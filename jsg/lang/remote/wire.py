@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Protocol
 
-from jsg.lang.ir import Role, SamplingArgs
+from jsg.lang.words.ir import Role, SamplingArgs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

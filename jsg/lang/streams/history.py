@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jsg.errors import AbortedError, JsgError
-from jsg.lang.ir import Gen, Select
-from jsg.lang.places import raised_place
 from jsg.lang.streams.ops import ExprOp, Place
+from jsg.lang.streams.places import raised_place
+from jsg.lang.words.ir import Gen, Select
 
 logger = logging.getLogger(__name__)
 

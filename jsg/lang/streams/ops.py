@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
-from jsg.lang.backend import PromptItem
-from jsg.lang.ir import Gen, Select, Text, VarScopeBegin, VarScopeEnd
 from jsg.lang.streams.variables import Variable
-from jsg.processing.thoughts import Markers
+from jsg.lang.words.backend import PromptItem
+from jsg.lang.words.ir import Gen, Select, Text, VarScopeBegin, VarScopeEnd
+from jsg.speech.answers.thoughts import Markers
 
 
 class Place(NamedTuple):

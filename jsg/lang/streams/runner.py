@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal, assert_never, cast
 
 from jsg.errors import AbortedError
-from jsg.lang.backend import BlockSession, CopySession, Piece, Session
-from jsg.lang.decisions import Decision, items_of
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
 from jsg.lang.streams.history import History
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import Close, ExprOp, Mark, Place
 from jsg.lang.streams.transcript import Said, Transcript
 from jsg.lang.streams.variables import Variable
-from jsg.processing.thoughts import Thoughts, ThoughtSplitter, split_thoughts
+from jsg.lang.words.backend import BlockSession, CopySession, Piece, Session
+from jsg.lang.words.decisions import Decision, items_of
+from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
+from jsg.speech.answers.thoughts import Thoughts, ThoughtSplitter, split_thoughts
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jsg.errors import AbortedError, ProgramError, UnknownVariableError
-from jsg.lang.backend import Session
-from jsg.lang.ir import (
+from jsg.lang.streams.history import History
+from jsg.lang.streams.loop import Loop
+from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
+from jsg.lang.streams.runner import Fork, Join, Runner, What
+from jsg.lang.streams.transcript import Transcript
+from jsg.lang.streams.variables import Variable, gather, known
+from jsg.lang.words.backend import Session
+from jsg.lang.words.ir import (
     REASONING_SUFFIX,
     Expr,
     ExprList,
@@ -44,15 +50,9 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
-from jsg.lang.layered import LayeredDict
-from jsg.lang.nesting import JoinMode, Nesting, check_join
-from jsg.lang.streams.history import History
-from jsg.lang.streams.loop import Loop
-from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
-from jsg.lang.streams.runner import Fork, Join, Runner, What
-from jsg.lang.streams.transcript import Transcript
-from jsg.lang.streams.variables import Variable, gather, known
-from jsg.processing.thoughts import Markers, markers_of
+from jsg.lang.words.layered import LayeredDict
+from jsg.lang.words.nesting import JoinMode, Nesting, check_join
+from jsg.speech.answers.thoughts import Markers, markers_of
 
 _ENDED = "the program to which this state belongs has ended; append to it inside the program"
 _JOINED = "this branch was joined; fork again to go on from there"

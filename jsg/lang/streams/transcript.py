@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jsg.lang.ir import Image, Role, Text, Video
 from jsg.lang.streams.variables import Variable
+from jsg.lang.words.ir import Image, Role, Text, Video
 from jsg.processing.growing_text import GrowingText
 
 

@@ -6,14 +6,14 @@ from contextlib import aclosing
 from typing import Any
 
 from jsg.errors import RequestError
-from jsg.lang.backend import with_answers
 from jsg.lang.tokens.model import Hold, Outcome, ScoredChoices, TokenCall, TokenDelta
 from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, split_answer
+from jsg.lang.words.backend import with_answers
 from jsg.processing.parts import Part
 from jsg.processing.tokenizer import Tokenizer
-from jsg.processing.turns import ChatTurns
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt, split_answer
+from jsg.speech.prompts.turns import ChatTurns
 from jsg.types import SamplingParams
 
 HELD = SamplingParams(max_new_tokens=0)

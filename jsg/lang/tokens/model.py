@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, final
 
 from jsg.processing.parts import Part
-from jsg.processing.turns import ChatTurns
 from jsg.prompt_ids import PromptIds
+from jsg.speech.prompts.turns import ChatTurns
 
 type Act = Callable[[], Awaitable[object]]
 

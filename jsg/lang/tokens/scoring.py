@@ -14,9 +14,9 @@ from typing import Any, final
 from jsg.errors import RequestError
 from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
 from jsg.lang.tokens.trie import TokenTrie
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.encode_parts import EncodedChoices
 from jsg.processing.tokenizer import Tokenizer
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.prompts.encode_parts import EncodedChoices
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 

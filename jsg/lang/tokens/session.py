@@ -11,18 +11,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, assert_never, cast, final
 
-from jsg.constrained.tags.thoughts import after_thoughts
 from jsg.errors import RequestError
-from jsg.lang.backend import Piece, PromptItem, Selection, Session
-from jsg.lang.choices import decide, method_named
-from jsg.lang.ir import GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video, check_forms
-from jsg.lang.patterns import DTYPE_PATTERNS
+from jsg.lang.tokens.choices import decide, method_named
 from jsg.lang.tokens.model import Hold, TokenCall, TokenModel
 from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, cut_off, try_hold
 from jsg.lang.tokens.turn_writer import TurnWriter
+from jsg.lang.words.backend import Piece, PromptItem, Selection, Session
+from jsg.lang.words.ir import GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video, check_forms
+from jsg.lang.words.patterns import DTYPE_PATTERNS
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
-from jsg.processing.thoughts import MARKER_TOKENS, Markers
 from jsg.prompt_ids import PromptIds, join_ids
+from jsg.speech.answers.thoughts import MARKER_TOKENS, Markers
+from jsg.speech.rules.thought_grammar import after_thoughts
 from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
 
 _SAMPLING_NAMES = {name: p.name for name, p in GEN.items() if p.role in ("sampling", "grammar")}

@@ -4,7 +4,7 @@ import dataclasses
 from typing import final
 
 from jsg.errors import RequestError
-from jsg.processing.turns import ChatTurns, Opening
+from jsg.speech.prompts.turns import ChatTurns, Opening
 
 
 @final

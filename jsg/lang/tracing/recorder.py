@@ -6,8 +6,8 @@ from typing import Any
 
 from jsg.errors import TraceError
 from jsg.lang.graphs.nodes import AnyNode, ArgumentKind, ArgumentRef, Piece
-from jsg.lang.ir import Symbol
 from jsg.lang.tracing.symbols import ADVICE, Symbols, Traced, program_line
+from jsg.lang.words.ir import Symbol
 
 MAX_NODES = 100_000  # ends the trace of a body that appends without end
 

@@ -8,7 +8,7 @@ import contextvars
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.words.ir import SamplingArgs
 
 
 class Tracing(Protocol):

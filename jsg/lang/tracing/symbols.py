@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from jsg.errors import ProgramError, TraceError
 from jsg.lang.graphs.nodes import ArgumentRef, Piece, ValueRef
-from jsg.lang.ir import ExprList, Symbol, Text
-from jsg.lang.places import program_place
+from jsg.lang.streams.places import program_place
+from jsg.lang.words.ir import ExprList, Symbol, Text
 
 _OPEN, _CLOSE = "\U0010f5a1", "\U0010f5a2"  # of the private use plane 16, which no text uses
 _CANARY = "".join(sorted(set(string.printable) - set(string.digits)))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Never, Self, final
 
 from jsg.errors import ProgramError, TraceError
-from jsg.lang.branches import Extendable, ProgramStateGroup
 from jsg.lang.graphs.nodes import (
     AnyNode,
     Append,
@@ -37,7 +36,12 @@ from jsg.lang.graphs.nodes import (
     refs,
 )
 from jsg.lang.graphs.shapes import OPAQUE, Shape, defined, merged_shapes, shape_of
-from jsg.lang.ir import (
+from jsg.lang.program.branches import Extendable, ProgramStateGroup
+from jsg.lang.program.reading import Readable, What
+from jsg.lang.streams.variables import Variable
+from jsg.lang.tracing.recorder import Recorder
+from jsg.lang.tracing.symbols import ADVICE, Mixed, Traced, TracedText, merge_pieces, plain, program_line, traced
+from jsg.lang.words.ir import (
     Expr,
     ExprList,
     Gen,
@@ -55,12 +59,8 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
-from jsg.lang.layered import LayeredDict
-from jsg.lang.nesting import JoinMode, Nesting, check_join
-from jsg.lang.reading import Readable, What
-from jsg.lang.streams.variables import Variable
-from jsg.lang.tracing.recorder import Recorder
-from jsg.lang.tracing.symbols import ADVICE, Mixed, Traced, TracedText, merge_pieces, plain, program_line, traced
+from jsg.lang.words.layered import LayeredDict
+from jsg.lang.words.nesting import JoinMode, Nesting, check_join
 
 Part = tuple[int, int]
 

@@ -13,11 +13,11 @@ from jsg.errors import JsgError, ProgramError, TraceError
 from jsg.lang.graphs.check import check_graph
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Argument, ArgumentRef, Block, Open, Piece
-from jsg.lang.ir import SamplingArgs
 from jsg.lang.tracing import scope
 from jsg.lang.tracing.recorder import Recorder
 from jsg.lang.tracing.symbols import ADVICE, program_line
 from jsg.lang.tracing.traced_state import TracedState, value_of
+from jsg.lang.words.ir import SamplingArgs
 
 
 def trace(program: Any, constants: Mapping[str, Any] | None = None) -> Graph:

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import FULL, SLIDING, by_kind, read_attention
 from jsg.models.spec import ModelSpec
+from jsg.sources import Fields
 
 
 def attention(config: Fields) -> dict[str, AttentionSpec]:

@@ -1,10 +1,10 @@
 """DeepSeek V2 Lite and Coder V2 Lite: latent attention, and experts by a softmax whose weights are left as they are."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import deepseek_v3, glm4_moe
 from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
+from jsg.sources import Fields
 
 
 def attention(config: Fields) -> LatentSpec:

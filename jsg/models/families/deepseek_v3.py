@@ -4,13 +4,13 @@ import dataclasses
 import math
 from collections.abc import Set as AbstractSet
 
-from jsg.fields import Fields
 from jsg.models.block_spec import NormSpec, QueryScaleSpec
 from jsg.models.families import glm4_moe
 from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS, is_on
 from jsg.models.rope_fields import read_rope, rope_section
+from jsg.sources import Fields
 
 LATENT_EPS = 1e-6
 """What the norms of ranks add to the mean square, whatever the file says of other norms."""

@@ -1,9 +1,9 @@
 """ERNIE 4.5 with experts (21B-A3B, 300B-A47B), whose router is float32; rope turns neighbours together."""
 
-from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.family import PLAIN, usual
+from jsg.sources import Fields
 
 
 def mlp(config: Fields) -> list[FeedForwardSpec | ExpertsSpec]:

@@ -1,9 +1,9 @@
 """EXAONE 4 (1.2B, 32B): norms of what blocks add and of each head, and rope in layers with a window only."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import FULL, SLIDING, all_full, by_kind, read_attention, read_kinds, read_layer_types
+from jsg.sources import Fields
 
 
 def attention(config: Fields) -> AttentionSpec | dict[str, AttentionSpec]:

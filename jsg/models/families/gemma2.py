@@ -4,12 +4,12 @@ import dataclasses
 import math
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_heads
 from jsg.models.rope_fields import read_rope
 from jsg.models.spec import ModelSpec
+from jsg.sources import Fields
 
 MLP: dict[str, Any] = {"activation": "gelu_tanh"}
 

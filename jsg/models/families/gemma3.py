@@ -1,11 +1,11 @@
 """Gemma 3, the text model: Gemma 2 with norms of queries and keys, and with a rope for each kind of layer."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import gemma2
 from jsg.models.family import usual
 from jsg.models.parts import FULL, SLIDING, by_kind, read_ropes
 from jsg.models.wrapper import Wrapper
+from jsg.sources import Fields
 
 
 def attention(config: Fields) -> dict[str, AttentionSpec]:

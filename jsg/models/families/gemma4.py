@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models import parts
 from jsg.models.block_spec import (
@@ -20,6 +19,7 @@ from jsg.models.families import gemma2
 from jsg.models.family import usual
 from jsg.models.spec import ModelSpec
 from jsg.models.wrapper import Wrapper
+from jsg.sources import Fields
 
 ROPES = {
     parts.SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},

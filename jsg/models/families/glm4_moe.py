@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec
 from jsg.models.family import PLAIN, usual
+from jsg.sources import Fields
 
 LEAST_SUM = 1e-20
 """What transformers adds to the sum of weights."""

@@ -1,10 +1,10 @@
 """gpt_oss (20B, 120B): sinks, a window in every other layer, and experts with biases and clamped gates."""
 
-from jsg.fields import Fields
 from jsg.kernels_pallas.activation import ClampedGate
 from jsg.models.block_spec import ExpertsSpec, stacked
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_experts
+from jsg.sources import Fields
 
 
 def mlp(config: Fields) -> ExpertsSpec:

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from jsg.fields import Fields
 from jsg.models.family import PLAIN
 from jsg.models.spec import ModelSpec
+from jsg.sources import Fields
 
 
 def model(config: Fields, plain: ModelSpec) -> ModelSpec:

@@ -1,11 +1,11 @@
 """Granite 4: Granite with layers of Mamba-2, and a block that all tokens use, alone or beside experts."""
 
-from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import granite, granitemoe
 from jsg.models.spec import Mixer
 from jsg.models.state_specs import MambaSpec
+from jsg.sources import Fields
 
 KINDS = {"mamba": parts.LINEAR, "attention": parts.FULL, parts.LINEAR: parts.LINEAR, parts.FULL: parts.FULL}
 """What files call the kinds of layers → what transformers does."""

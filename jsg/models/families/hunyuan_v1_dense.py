@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, RopeSpec
 from jsg.models.family import PLAIN
 from jsg.models.parts import read_heads
 from jsg.models.rope_fields import read_rope, rope_section
+from jsg.sources import Fields
 
 NORMS = {"query": "self_attn.query_layernorm", "key": "self_attn.key_layernorm", "is_late": True}
 

@@ -6,7 +6,6 @@ The delta rule with such decays is KDA in Kimi Team 2025, "Kimi Linear" (arXiv:2
 import dataclasses
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import deepseek_v3, glm4_moe, glm4_moe_lite
@@ -15,6 +14,7 @@ from jsg.models.family import usual
 from jsg.models.spec import CAUSAL_PREFIXES, Mixer, ModelSpec
 from jsg.models.state_specs import DeltaSpec
 from jsg.models.without_effect import refuse_unknown
+from jsg.sources import Fields
 
 SECTION = "linear_attn_config"
 SIZES = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}

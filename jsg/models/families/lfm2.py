@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import FULL, MAX_TAPS, num_layers, read_attention, read_feed_forward, read_list, read_norm
 from jsg.models.spec import Mixer, ModelSpec
 from jsg.models.state_specs import ConvolutionSpec
 from jsg.models.wrapper import Wrapper
+from jsg.sources import Fields
 
 CONV = "conv"
 NORMS = {"query": "self_attn.q_layernorm", "key": "self_attn.k_layernorm"}

@@ -1,10 +1,10 @@
 """LFM2 with experts (8B-A1B), by sigmoids that a bias changes for the choice."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import lfm2
 from jsg.models.family import usual
 from jsg.models.parts import first_dense, is_on, read_experts
+from jsg.sources import Fields
 
 ADDED = 1e-6
 """What is added to the sum of weights."""

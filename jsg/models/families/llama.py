@@ -1,8 +1,8 @@
 """Llama 1 to 3.x, and models of its shape such as Vicuna and Yi."""
 
-from jsg.fields import Fields
 from jsg.models.family import PLAIN
 from jsg.models.parts import SLIDING, all_full, read_layer_types
+from jsg.sources import Fields
 
 
 def kinds(config: Fields) -> list[str]:

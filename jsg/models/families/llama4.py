@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, QueryScaleSpec, stacked
 from jsg.models.families.smollm3 import read_roped_layers
 from jsg.models.family import PLAIN, usual
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
 from jsg.models.wrapper import Wrapper
+from jsg.sources import Fields
 from jsg.window import Window
 
 CHUNKED = "chunked_attention"

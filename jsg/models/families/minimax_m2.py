@@ -1,10 +1,10 @@
 """MiniMax-M2 and M2.x: experts by sigmoids, norms over all heads together, and rope on a part of each head."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import mixtral
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import MAX_HEAD_DIM, read_attention
+from jsg.sources import Fields
 
 
 def attention(config: Fields) -> AttentionSpec:

@@ -1,11 +1,11 @@
 """Ministral 3 (3B, 8B, 14B), the text model: Mistral whose queries grow with the position."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec, QueryScaleSpec
 from jsg.models.families import mistral
 from jsg.models.family import usual
 from jsg.models.parts import read_attention
 from jsg.models.rope_fields import read_original, rope_section
+from jsg.sources import Fields
 
 BETA = "llama_4_scaling_beta"
 OWN_ROPE_FIELDS = frozenset({BETA, "max_position_embeddings"})

@@ -1,8 +1,8 @@
 """Mistral: Llama without biases, with one window for all layers or none."""
 
-from jsg.fields import Fields
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import SLIDING, all_full, num_layers
+from jsg.sources import Fields
 
 
 def kinds(config: Fields) -> list[str]:

@@ -2,13 +2,13 @@
 
 from functools import partial
 
-from jsg.fields import Fields
 from jsg.models.block_spec import stacked
 from jsg.models.families import deepseek_v3, glm4_moe
 from jsg.models.families.ministral3 import OWN_ROPE_FIELDS, YARN, read_growth
 from jsg.models.family import usual
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.rope_fields import rope_section
+from jsg.sources import Fields
 
 
 def attention(config: Fields) -> LatentSpec:

@@ -10,13 +10,13 @@ field is about the first values of a training, and as a bound it costs quality (
 import dataclasses
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models.block_spec import FeedForwardSpec, LatentExpertsSpec, NoMixer
 from jsg.models.families import glm4_moe
 from jsg.models.families.granitemoehybrid import KINDS, read_mamba
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import FULL, LINEAR, MAX_LAYERS, MLP, is_on, read_heads
 from jsg.models.spec import Mixer, ModelSpec
+from jsg.sources import Fields
 
 BLOCK, EXPERTS = "mlp", "moe"
 KINDS_FIELD = "layers_block_type"

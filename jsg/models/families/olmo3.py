@@ -1,9 +1,9 @@
 """OLMo 3 (7B, 32B): OLMo 2 with windows in three of four layers, and a rope for each kind of layer."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import olmo2
 from jsg.models.parts import FULL, SLIDING, by_kind, read_heads, read_ropes
+from jsg.sources import Fields
 
 THETA = 500_000.0
 

@@ -1,9 +1,9 @@
 """OLMoE (1B-7B): Llama with norms of all heads together, and experts in all layers."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import is_on, read_experts
+from jsg.sources import Fields
 
 
 def mlp(config: Fields) -> ExpertsSpec:

@@ -1,11 +1,11 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini, dense: Llama with fused projections, and longrope in models of long context."""
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import mistral
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_attention
 from jsg.models.without_effect import ROPE_DICTS
+from jsg.sources import Fields
 
 OLD_LONGROPE = ("su", "yarn")
 """What older files call longrope. No Phi-3 has another scaling."""

@@ -3,11 +3,11 @@
 import dataclasses
 from functools import partial
 
-from jsg.fields import Fields
 from jsg.models.family import PLAIN, usual
 from jsg.models.parts import read_switched_kinds
 from jsg.models.rope_fields import MAX_CONTEXT_LEN
 from jsg.models.spec import ModelSpec
+from jsg.sources import Fields
 
 
 def slides(config: Fields, layer: int) -> bool:

@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.families import qwen2
 from jsg.models.family import usual
+from jsg.sources import Fields
 
 EXPERTS = {
     "num_experts": 60,

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import qwen2
 from jsg.models.parts import MAX_HEAD_DIM, read_attention
+from jsg.sources import Fields
 
 NORMED: dict[str, Any] = {"bias": "attention_bias", "qk_norm": {}}
 

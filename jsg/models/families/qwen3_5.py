@@ -1,10 +1,10 @@
 """Qwen3.5, 3.6 and 3.8, dense: Qwen3-Next with tensors of their own for queries, keys, values and gates."""
 
-from jsg.fields import Fields
 from jsg.models.families import qwen2_moe, qwen3_next
 from jsg.models.family import usual
 from jsg.models.spec import Mixer
 from jsg.models.wrapper import Wrapper
+from jsg.sources import Fields
 
 GATES = ("swish", "silu")
 """Names of the only function of the gates after linear attention."""

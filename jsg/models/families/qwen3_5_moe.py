@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from jsg.fields import Fields
 from jsg.models.block_spec import ExpertsSpec
 from jsg.models.families import qwen2_moe, qwen3_5
 from jsg.models.family import usual
 from jsg.models.parts import read_experts
+from jsg.sources import Fields
 
 
 def mlp(config: Fields) -> ExpertsSpec:

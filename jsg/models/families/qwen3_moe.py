@@ -1,9 +1,9 @@
 """Qwen3-MoE (30B-A3B, 235B-A22B, Coder): Qwen3 with experts."""
 
-from jsg.fields import Fields
 from jsg.models.families import qwen2, qwen2_moe, qwen3
 from jsg.models.family import usual
 from jsg.models.parts import FULL, SLIDING, is_on, num_layers
+from jsg.sources import Fields
 
 
 def kinds(config: Fields) -> list[str]:

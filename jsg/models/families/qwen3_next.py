@@ -3,12 +3,12 @@
 from functools import partial
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models import parts
 from jsg.models.families import qwen2, qwen2_moe
 from jsg.models.family import PLAIN, usual
 from jsg.models.spec import Mixer
 from jsg.models.state_specs import DeltaSpec
+from jsg.sources import Fields
 
 GATED = tuple(f"self_attn.{name}_proj" for name in "qkvq")
 KINDS = (parts.LINEAR, parts.FULL)

@@ -3,11 +3,11 @@
 import dataclasses
 from functools import partial
 
-from jsg.fields import Fields
 from jsg.models.block_spec import AttentionSpec
 from jsg.models.families import llama
 from jsg.models.family import usual
 from jsg.models.parts import MAX_LAYERS, num_layers, read_attention, read_switched_kinds
+from jsg.sources import Fields
 
 
 def attention(config: Fields) -> list[AttentionSpec]:

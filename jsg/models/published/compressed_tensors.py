@@ -1,22 +1,27 @@
-"""Kernels of compressed-tensors: e4m3, int8, int4 and int8 in words of 32 bits, and NVFP4. Groups may differ."""
+"""Kernels of compressed-tensors: e4m3, int8, int4 and int8 in words of 32 bits, NVFP4 and MXFP4. Groups may differ."""
 
 import dataclasses
 
 from jsg.errors import ModelError
-from jsg.fields import Fields
+from jsg.models.published import mxfp4
 from jsg.models.published.fp8 import in_e4m3
 from jsg.models.published.layout import DAMAGED, SCALES, Group, Layout, Plane, Stored
 from jsg.models.published.modelopt import GROUP, in_nvfp4
 from jsg.models.published.record import Published, Rule, read_block, read_rule, refuse_others, require_one_of
+from jsg.sources import Fields
 
-FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
+FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+FORMATS += ("pack-quantized",)
 HELD = {(False, "F8_E4M3"): "float 8", (False, "I8"): "int 8", (True, "U8"): "float 4"}
 """Whether numbers are packed, and the type of their tensor → what they are. I32 has integers of either length."""
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 ORDERS = (True, False, "group", "dynamic", "weight", "static")
+PRODUCER = "jsg"
+"""The name in `producer` of what `jsg convert` rounds to 4 bits: bfloat16 holds each number times its scale."""
 _FIELDS = "config_groups format ignore quantization_status kv_cache_scheme version sparsity_config transform_config"
 _WEIGHT_FIELDS = (
-    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs zp_dtype"
+    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs zp_dtype "
+    "scale_dtype"
 )
 
 
@@ -31,6 +36,7 @@ class Scheme:
         block: Rows and columns that share a scale; 0 for all.
         is_symmetric: There are no zeros.
         has_order: A tensor has the group of each column.
+        is_exact: See `Form`.
     """
 
     names: Rule
@@ -39,6 +45,7 @@ class Scheme:
     block: tuple[int, int]
     is_symmetric: bool
     has_order: bool
+    is_exact: bool
 
 
 def read(config: Fields) -> Published:
@@ -55,7 +62,9 @@ def read(config: Fields) -> Published:
     config.require(not config.get("transform_config"), "transform_config", "be empty", config.get("transform_config"))
     groups = config.section("config_groups") or Fields(config.file, {})
     config.require(bool(groups.names()), "config_groups", "name a group", config.get("config_groups"))
-    schemes = [_read_scheme(config, groups.section(name) or groups, name) for name in sorted(groups.names())]
+    producer = config.get("producer")
+    is_own = isinstance(producer, dict) and producer.get("name") == PRODUCER
+    schemes = [_read_scheme(config, groups.section(name) or groups, name, is_own) for name in sorted(groups.names())]
     return Published(
         title=f"compressed-tensors, {' and '.join(dict.fromkeys(scheme.kind for scheme in schemes))} bits",
         marks={".weight_scale": ".weight", ".weight_packed": ".weight", "_proj_scale": "_proj"},
@@ -65,7 +74,7 @@ def read(config: Fields) -> Published:
     )
 
 
-def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
+def _read_scheme(config: Fields, group: Fields, name: str, is_own: bool) -> Scheme:
     refuse_others(group, "targets weights input_activations output_activations format", f"the group {name}")
     where = config if group.get("format") is None else group
     if where is group or config.get("format") != "mixed-precision":
@@ -81,12 +90,14 @@ def _read_scheme(config: Fields, group: Fields, name: str) -> Scheme:
     default = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = require_one_of(weights, "strategy", *STRATEGIES, default=default)
     wide = weights.integer("group_size") if strategy in ("group", "tensor_group") else 0
-    weights.require(kind != "float 4" or wide == GROUP, "group_size", f"be {GROUP} of float 4, which is NVFP4", size)
+    sizes = {"tensor_group": GROUP, "group": mxfp4.GROUP} if kind == "float 4" else {strategy: wide}
+    weights.require(wide == sizes.get(strategy), "group_size", "be that of NVFP4 or MXFP4 for float 4", size)
     block = (read_block(weights, "block_structure") or (128, 128)) if strategy == "block" else (1, wide)
     is_for_classes = any(not target.startswith("re:") for target in targets)
     order = require_one_of(weights, "actorder", *ORDERS, default=False)
     has_order = order in (True, "group", "dynamic")  # with the others the columns are in their places again
-    return Scheme(names, is_for_classes, kind, block, weights.flag("symmetric", default=True), has_order)
+    is_symmetric, is_exact = weights.flag("symmetric", default=True), is_own and kind == "int 4"
+    return Scheme(names, is_for_classes, kind, block, is_symmetric, has_order, is_exact)
 
 
 def _layout(group: Group, schemes: list[Scheme]) -> Layout:
@@ -107,6 +118,8 @@ def _layout(group: Group, schemes: list[Scheme]) -> Layout:
     if scheme.kind != "int 8":
         _refuse_numbers(group, "_zero_point", "_g_idx")
     if packed is not None:
+        if scheme.block[1] == mxfp4.GROUP:
+            return mxfp4.in_mxfp4(group)
         return in_nvfp4(group, "_packed", "_global_scale", divides=True)
     if scheme.kind == "float 8":
         return in_e4m3(group, "_scale", scheme.block, turns_stacks=True)
@@ -121,6 +134,7 @@ def _layout(group: Group, schemes: list[Scheme]) -> Layout:
         scale=scale,
         zero=zero,
         order=_order(group, scheme, columns),
+        may_be_unset=True,
         block=block,
     )
 
@@ -158,5 +172,7 @@ def _packed(group: Group, scheme: Scheme) -> Layout:
         zero=None if scheme.is_symmetric else group.plane("_zero_point", ["I32"], groups, **packing, packs_rows=True),
         no_zero=1 << (bits - 1),
         order=_order(group, scheme, columns),
+        may_be_unset=True,
         block=(1, wide),
+        is_exact=scheme.is_exact,
     )

@@ -1,9 +1,9 @@
 """Kernels in e4m3 with a scale for each block, row or tensor: `fp8` of DeepSeek, Qwen and others, and `fbgemm_fp8`."""
 
 from jsg.errors import ModelError
-from jsg.fields import Fields
 from jsg.models.published.layout import DAMAGED, EXPONENTS, SCALES, Group, Layout
 from jsg.models.published.record import Published, read_block, read_rule, refuse_others, require_one_of
+from jsg.sources import Fields
 
 BLOCK = (128, 128)
 _FIELDS = (

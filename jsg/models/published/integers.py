@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jsg.fields import Fields
 from jsg.models.published.layout import SCALES, Group, Layout
 from jsg.models.published.record import Published, expression_of, read_rule, refuse_others, require_one_of
+from jsg.sources import Fields
 
 AWQ_LANES = (0, 4, 1, 5, 2, 6, 3, 7)
 """For each of eight outputs its place in a word, from the low end."""
@@ -114,7 +114,7 @@ def _read_dynamic(config: Fields) -> tuple[Callable[[str], Fields], Callable[[st
         changed = None if pattern.startswith("-:") else config.under(own or {})
         if changed is not None:
             require_one_of(changed, "bits", 4, 8)
-        rules.append((pattern, expression_of(re.sub(r"^[+-]:", "", pattern)), changed))
+        rules.append((pattern, expression_of(config, "dynamic", re.sub(r"^[+-]:", "", pattern)), changed))
 
     def first(module: str) -> tuple[str, Fields | None]:
         return next(((name, own) for name, expression, own in rules if expression.match(module)), ("", config))

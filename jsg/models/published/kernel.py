@@ -23,8 +23,9 @@ _E4M3 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 _E2M1 = np.array(NUMBERS_OF_4_BITS["e2m1"], np.float32)
 ITEM_BYTES = {"F32": 4, "I32": 4, "I64": 8, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
-
-
+DROPPED_BITS = 19
+"""Lower bits of a float32 that scales have not where bfloat16 holds each number times its scale (`Form.is_exact`): five
+significant bits are left, and a number of 4 bits has at most three."""
 SCALE_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 """Types of scales → as `Form` names them. The others are powers of two."""
 KEPT_GROUPS = (16, 32, 64, 128)
@@ -38,8 +39,9 @@ class Kept(NamedTuple):
         numbers: Bytes of one number or two.
         scale: [..., out, groups].
         zero: Likewise, or None.
-        factor: [..., out, 1], or None.
+        factor: [..., out, blocks], or None.
         order: [in], or None.
+        step: [..., out, blocks], or None.
     """
 
     numbers: np.ndarray
@@ -47,6 +49,7 @@ class Kept(NamedTuple):
     zero: np.ndarray | None = None
     factor: np.ndarray | None = None
     order: np.ndarray | None = None
+    step: np.ndarray | None = None
 
 
 class Kernel:
@@ -94,6 +97,7 @@ class Kernel:
             has_zero=layout.zero is not None,
             has_factor=layout.factor is not None,
             has_order=self.order is not None,
+            is_exact=layout.is_exact,
         )
 
     @functools.cached_property
@@ -104,7 +108,9 @@ class Kernel:
             return None
         groups = layout.order.read((slice(None),)).astype(np.int64)
         count = layout.scale.shape[-1]
-        if (groups == -1).all() or np.array_equal(groups, np.arange(len(groups)) // layout.block[1]):
+        if (layout.may_be_unset and (groups == -1).all()) or np.array_equal(
+            groups, np.arange(len(groups)) // layout.block[1]
+        ):
             return None
         if groups.min() < 0 or groups.max() >= count:
             raise ModelError(
@@ -116,7 +122,7 @@ class Kernel:
     def read(self, slices: tuple[slice, ...]) -> np.ndarray:
         """A slice in float32, restored by the formula of its format. Raises ModelError if it is damaged."""
         layout, (*lead, rows, columns) = self._layout, self._within(slices)
-        numbers = _numbers(layout.numbers, lead, rows, columns)
+        numbers = self._checked(_numbers(layout.numbers, lead, rows, columns))
         table = {"e4m3": _E4M3, "e2m1": _E2M1}.get(layout.kind)
         restored = numbers.astype(np.float32) if table is None else table.take(numbers.view(np.uint8))
         if layout.zero is not None:
@@ -127,7 +133,7 @@ class Kernel:
         self._apply(np.multiply, restored, self._scale(lead, rows, columns), rows, columns)
         return np.ascontiguousarray(restored.swapaxes(-2, -1)) if layout.is_turned else restored
 
-    def kept(self, slices: tuple[slice, ...]) -> Kept:
+    def kept(self, slices: tuple[slice, ...], form: Form) -> Kept:
         """A slice of [..., out, in] in its few bits, if it has a form: of whole groups, of all if there is an order.
 
         A factor that divides scales is turned over, which may change a scale in its last bit.
@@ -135,14 +141,13 @@ class Kernel:
         Raises:
             ModelError: It is damaged.
         """
+        assert form == self.form, "what `kept_form` says"
         layout = self._layout
         *lead, rows, columns = (slice(*s.indices(n)[:2]) for s, n in zip(slices, layout.numbers.shape, strict=True))
-        numbers = _numbers(layout.numbers, lead, rows, columns)
+        numbers = self._checked(_numbers(layout.numbers, lead, rows, columns))
         zero = None if layout.zero is None else _numbers(layout.zero, lead, *self._blocks(rows, columns))
         order = None if self.order is None else np.argsort(self.order, kind="stable").astype(np.int32)
         numbers = numbers if order is None else numbers[..., order]
-        if layout.kind == "e4m3" and not np.isfinite(_E4M3[numbers.view(np.uint8)]).all():
-            raise ModelError(f"the numbers of {self._name} must be finite, but one is NaN; {DAMAGED}")
         if layout.kind in NUMBERS_OF_4_BITS:
             numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
             zero = None if zero is None else zero.astype(np.int8) - 8
@@ -150,6 +155,11 @@ class Kernel:
             numbers, zero = (numbers ^ 128).view(np.int8), None if zero is None else (zero ^ 128).view(np.int8)
         self._scale(lead, rows, columns)  # for its checks
         scale, factor = self._of_rows(_plain(layout.scale, lead, *self._blocks(rows, columns)), rows), None
+        if layout.is_exact and (scale.view(np.uint32) % (1 << DROPPED_BITS)).any():
+            raise ModelError(
+                f"the scales of {self._name} must have five significant bits, as jsg convert writes them, but one has "
+                f"more; {DAMAGED}, or write another name into producer"
+            )
         if layout.factor is not None:
             number = np.float32(layout.factor.read(()))
             factor = np.full((*scale.shape[:-1], 1), 1 / number if layout.divides else number)
@@ -161,6 +171,12 @@ class Kernel:
             return outer, 1
         rows = PIECE_NUMBERS // max(1, self._layout.numbers.shape[-1]) // ROWS_TOGETHER * ROWS_TOGETHER
         return len(self.shape) - (1 if self._layout.is_turned else 2), max(ROWS_TOGETHER, rows)
+
+    def _checked(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers as they are stored. Raises ModelError if one is NaN."""
+        if self._layout.kind == "e4m3" and (numbers.view(np.uint8) & 127 == 127).any():
+            raise ModelError(f"the numbers of {self._name} must be finite, but one is NaN; {DAMAGED}")
+        return numbers
 
     def _within(self, slices: tuple[slice, ...]) -> list[slice]:
         """Slices of [..., out, in] with whole numbers."""

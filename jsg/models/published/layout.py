@@ -97,9 +97,11 @@ class Layout:
         zero: Where its zeros are, one for each block.
         no_zero: The zero of all numbers if there is none.
         order: A tensor with the group of each column; None if groups are consecutive columns.
+        may_be_unset: An order of -1 alone stands for none.
         factor: A tensor without axes that multiplies all scales.
         divides: The factor divides.
         is_turned: The model has it as [..., in, out].
+        is_exact: See `Form`.
     """
 
     kind: Number
@@ -109,9 +111,11 @@ class Layout:
     zero: Plane | None = None
     no_zero: int = 0
     order: Stored | None = None
+    may_be_unset: bool = False
     factor: Stored | None = None
     divides: bool = False
     is_turned: bool = False
+    is_exact: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,9 +141,9 @@ class Group:
         """The name of the tensor with this role."""
         return (self.module if role.startswith(".") else self.name) + role
 
-    def find(self, *roles: str) -> Stored | None:
-        """The tensor with the first of these roles that one has."""
-        return next((self.held[name] for role in roles if (name := self.full_name(role)) in self.held), None)
+    def find(self, role: str) -> Stored | None:
+        """The tensor with this role, if there is one."""
+        return self.held.get(self.full_name(role))
 
     def tensor(self, role: str, dtypes: Sequence[str], *axes: int) -> Stored:
         """The tensor with this role.

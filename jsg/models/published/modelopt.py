@@ -1,9 +1,9 @@
 """Kernels that ModelOpt wrote: NVFP4, which is e2m1 in groups of 16 inputs with a factor, and FP8."""
 
-from jsg.fields import Fields
 from jsg.models.published.fp8 import in_e4m3
 from jsg.models.published.layout import Group, Layout
 from jsg.models.published.record import Published, read_rule, refuse_others, require_one_of
+from jsg.sources import Fields
 
 GROUP = 16
 ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")

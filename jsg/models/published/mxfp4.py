@@ -1,8 +1,8 @@
-"""Kernels of experts in MXFP4, as gpt-oss has them: e2m1 in groups of 32 inputs, whose scales are powers of two."""
+"""Kernels in MXFP4, experts as gpt-oss has them too: e2m1 in groups of 32 inputs, whose scales are powers of two."""
 
-from jsg.fields import Fields
-from jsg.models.published.layout import Group, Layout
+from jsg.models.published.layout import EXPONENTS, Group, Layout
 from jsg.models.published.record import Published, read_rule, refuse_others
+from jsg.sources import Fields
 
 GROUP = 32
 
@@ -32,4 +32,15 @@ def _layout(group: Group) -> Layout:
         scale=group.plane("_scales", ["U8"], (experts, rows, groups)),
         block=(1, GROUP),
         is_turned=True,
+    )
+
+
+def in_mxfp4(group: Group) -> Layout:
+    """The layout of a kernel [out, in] of compressed-tensors."""
+    rows, groups = group.tensor("_scale", EXPONENTS, 2).shape
+    return Layout(
+        kind="e2m1",
+        numbers=group.plane("_packed", ["U8"], (rows, groups * GROUP), bits=4, per_word=2),
+        scale=group.plane("_scale", EXPONENTS, (rows, groups)),
+        block=(1, GROUP),
     )

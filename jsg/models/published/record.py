@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ModelError
-from jsg.fields import MAX_INTEGER, Fields
 from jsg.kernels_pallas.form import Form
 from jsg.models.published.layout import Group, Layout
 from jsg.models.without_effect import refuse_unknown
+from jsg.sources import MAX_INTEGER, Fields
 
 COMMON = (".scale",)
 """Marks that tensors of other kinds have, too. They count if the kernel is there."""
@@ -29,6 +29,8 @@ _MAKING = frozenset(
     "global_compression_ratio".split()
 )
 """Fields that say how a checkpoint was made, and how other programs compute with it."""
+MAX_REPEATS = 4
+"""The most repeats in an expression."""
 UNREAD = re.compile(r".*[._](input|activation|output|q|k|v|kv)_(global_)?(scale|zero_point)(_ub)?")
 """Names of tensors that say how activations and cached keys and values are rounded. jsg does not round them so."""
 
@@ -37,7 +39,7 @@ Rule = Callable[[str], str | None]
 
 
 class KeptForm(NamedTuple):
-    """How a kernel can be kept in few bits. Those that make one parameter must be equal.
+    """How a kernel can be kept in few bits. Those that make one parameter are joined.
 
     Attributes:
         form: The form.
@@ -48,6 +50,13 @@ class KeptForm(NamedTuple):
     form: Form
     order: str
     is_turned: bool
+
+    def joined(self, other: "KeptForm") -> "KeptForm | None":
+        """How both kernels can be kept in one; None if they cannot."""
+        if self == other:
+            return self
+        form = self.form.joined(other.form)
+        return None if form is None or self[1:] != other[1:] else self._replace(form=form)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +128,11 @@ def read_rule(config: Fields, syntax: Literal["transformers", "modelopt", "compr
     exact, expressions = set[str](), dict[str, re.Pattern[str]]()
     for pattern in listed:
         if syntax == "compressed-tensors" and pattern.startswith("re:"):
-            expressions[pattern] = expression_of(pattern.removeprefix("re:"))
+            expressions[pattern] = expression_of(config, name, pattern.removeprefix("re:"))
         elif syntax == "modelopt" and re.search(r"[*?[]", pattern):
             expressions[pattern] = re.compile(fnmatch.translate(pattern))
         elif syntax == "transformers" and not re.fullmatch(r"[\w.-]+", pattern):
-            expressions[pattern] = expression_of(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))")
+            expressions[pattern] = expression_of(config, name, pattern, r"(?:%s)(?:(?<=\.)|(?=\.|$))")
         else:
             exact.add(pattern.rstrip("."))
     ends = tuple(listed) if syntax == "transformers" else ()
@@ -139,12 +148,23 @@ def read_rule(config: Fields, syntax: Literal["transformers", "modelopt", "compr
     return rule
 
 
-def expression_of(text: str) -> re.Pattern[str]:
-    """A regular expression of a file, or if it is none what is literally so."""
+def expression_of(config: Fields, name: str, text: str, frame: str = "%s") -> re.Pattern[str]:
+    """A regular expression of a field, or if it is none what is literally so, in a frame.
+
+    Python tries all ways in which repeats can share out a name. So a group is not repeated, for which they could be 2^n
+    of n characters, and there are few repeats.
+
+    Raises:
+        FieldError: The expression repeats more.
+    """
+    plain = re.sub(r"\\.|\[\^?\]?[^]]*\]", "x", text)  # a backslash and classes have characters that mean nothing
+    repeats = re.findall(r"(\)?)(?:[*+]|\{)", plain)
+    ok = len(repeats) <= MAX_REPEATS and not any(repeats)
+    config.require(ok, name, f"have expressions with at most {MAX_REPEATS} repeats, and none of a group", text)
     try:
-        return re.compile(text)
+        return re.compile(frame % text)
     except re.error:
-        return re.compile(re.escape(text))
+        return re.compile(frame % re.escape(text))
 
 
 def refuse_others(config: Fields, known: str, what: str) -> None:

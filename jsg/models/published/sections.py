@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jsg.fields import FieldError, Fields, read_json
 from jsg.models.published import compressed_tensors, fp8, integers, modelopt, mxfp4
 from jsg.models.published.record import Published, require_one_of
+from jsg.sources import FieldError, Fields, read_json
 
 METHODS: Mapping[str, Callable[[Fields], Published]] = {
     "awq": integers.read_awq,
@@ -59,7 +59,10 @@ def notes_of(published: Published | None) -> tuple[str, ...]:
     """What is said of a model whose kernels are quantised so."""
     if published is None:
         return ()
-    return (f"the kernels are quantised ({published.title}); activations, keys and values are not rounded with them",)
+    return (
+        f"the kernels are quantised ({published.title}); how a checkpoint says that activations, keys and values are "
+        "rounded is not used",
+    )
 
 
 def _sections(directory: Path, halves: tuple[Fields, ...]) -> Iterator[tuple[str, str, Any]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from jsg.errors import ModelError
-from jsg.fields import Fields, read_json
 from jsg.processing.tiles import read_pinpoints
+from jsg.sources import Fields, read_json
 
 Kind = Literal["image", "video"]
 

@@ -28,8 +28,8 @@ from jsg.server.shared.messages import ARGUMENTS, PREFIX_END, arguments_for_temp
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.thinking_fields import EFFORT, Asked, Thinking, join_wishes
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
-from jsg.server.thinking import Effort, ThoughtWish, unsealed
-from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
+from jsg.speech.rules.thinking import Effort, ThoughtWish, unsealed
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {

@@ -9,10 +9,7 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.growing_text import GrowingText
-from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.anthropic.body import CountTokensBody, MessagesBody
 from jsg.server.caller import CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
@@ -26,8 +23,11 @@ from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.messages import DROPPED, check_fits, fit_thoughts
 from jsg.server.shared.thinking_fields import template_wishes
-from jsg.server.thinking import sealed, signature_of, think
-from jsg.server.tool_use import AnswerReader, ToolUse, naming
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
+from jsg.speech.prompts.encode_parts import EncodedPrompt
+from jsg.speech.rules.thinking import sealed, signature_of, think
+from jsg.speech.rules.tool_use import AnswerReader, ToolUse, naming
 from jsg.types import FinishType
 
 router = new_router()
@@ -59,7 +59,7 @@ async def create_message(
                 namespace=namespace,
                 priority=body.priority or 0,
             )
-            prompt = think(prompt, front.chat_thinking, wish, rules, may_begin=not body.is_continued)
+            prompt = think(prompt, front.chat_thinking, wish, rules.pass_over, may_begin=not body.is_continued)
             generation = await begin(request, front, call, [prompt])
             reader = AnswerReader(generation.answers[0], tools)
             blocks = _Blocks(body.thought_display)

@@ -17,8 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from jsg.checks import whole
-from jsg.errors import GrammarError, RequestError
+from jsg.errors import GrammarError, RequestError, whole
 from jsg.server.http.field_rules import FieldRules
 
 MAX_ITEMS = 2048  # of any list but one of token ids

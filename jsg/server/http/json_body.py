@@ -20,8 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jsg.checks import place_name
-from jsg.errors import RequestError
+from jsg.errors import RequestError, place_name
 from jsg.server.caller import caller_of, state_of
 from jsg.server.http.body import CHUNK
 from jsg.server.http.event_stream import until_disconnect

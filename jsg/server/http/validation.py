@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from jsg.checks import place_name, shown_name
+from jsg.errors import place_name, shown_name
 
 MAX_QUOTE_CHARS = 100
 MAX_QUOTED_ITEMS = 8

@@ -9,10 +9,7 @@ from fastapi import Request
 from pydantic import Field, StringConstraints, model_validator
 from starlette.responses import Response
 
-from jsg.checks import quote
-from jsg.errors import RequestError
-from jsg.processing.answer import Answer, AnswerDelta, Prompt, asked
-from jsg.processing.encode_parts import EncodedPrompt, split_answer
+from jsg.errors import RequestError, quote
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
@@ -31,7 +28,9 @@ from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODE
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.shared.prompt_parts import encode_prompt
-from jsg.server.thinking import NO_THOUGHTS, ThoughtWish, think
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, asked
+from jsg.speech.prompts.encode_parts import EncodedPrompt, split_answer
+from jsg.speech.rules.thinking import NO_THOUGHTS, ThoughtWish, think
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 HOLD_BEAT_S = 15.0
@@ -155,6 +154,9 @@ class GenerateBody(Body):
     return_cache_info: bool | None = Field(
         None, description="`meta_info.cache` says where the cached prefix ended, and why."
     )
+    return_waited: bool | None = Field(
+        None, description="`meta_info.waited` has for what the answer waited, and for how many seconds."
+    )
     require_reasoning: bool | None = Field(
         None,
         description="The output may begin with thoughts, and a grammar governs what follows. The end of the prompt "
@@ -257,7 +259,7 @@ async def _thinking(
         for name in given:
             rules.pass_over(name, NO_THOUGHTS)
     return await front.generator.share.each(
-        call.caller.tenant, lambda prompt: think(prompt, front.thinking, wish, rules), prompts
+        call.caller.tenant, lambda prompt: think(prompt, front.thinking, wish, rules.pass_over), prompts
     )
 
 
@@ -392,6 +394,8 @@ async def _prompts(
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
+            sees_all=call.caller.is_admin,
+            return_waited=bool(body.return_waited),
             hold=bool(body.hold),
         )
 

@@ -78,13 +78,14 @@ async def server_info(front: ReadyFront) -> Response:
 
 @router.get("/get_load")
 async def load(front: ReadyFront) -> Response:
-    """Shows the load of each engine, for routers: its requests, its waiting requests, and its tokens in use."""
+    """Shows the load of each engine, for routers: its requests, those that wait and for what, and its tokens in use."""
     return json_response(
         [
             {
                 "dp_rank": number,
                 "num_reqs": stats["num_running"] + stats["num_waiting"],
                 "num_waiting_reqs": stats["num_waiting"],
+                "waiting": {reason.value: count for reason in WaitReason if (count := stats.get(stat_of(reason), 0))},
                 "num_tokens": stats["num_protected_tokens"] + stats["num_uncached_tokens"],
             }
             for number, stats in (await _stats(front)).items()

@@ -11,14 +11,14 @@ from jsg.lang.tokens.local_model import HELD, LocalModel
 from jsg.lang.tokens.model import Hold
 from jsg.lang.tokens.scoring import ScoreLimits
 from jsg.lang.tokens.session import TokenSession
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt
 from jsg.processing.parts import Part
-from jsg.processing.turns import ChatTurns
 from jsg.server.caller import ApiCall
 from jsg.server.front import Front
 from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, Generation, new_rid
 from jsg.server.shared.prompt_parts import encode_choices_of, encode_prompt
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt
+from jsg.speech.prompts.turns import ChatTurns
 from jsg.types import FinishType
 
 

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from jsg import types
 from jsg.constrained.text_patterns import PatternSet, TextPatterns, refused_pattern
 from jsg.errors import GrammarError, GraphError, JsgError, RequestError, TimeLimitError
-from jsg.lang.choices import check_draw, method_named
 from jsg.lang.executor.arguments import ArgumentValue, arguments_from_json
 from jsg.lang.executor.beginning import Beginning, begin
 from jsg.lang.executor.limits import ProgramLimits, check_limits, num_streams
@@ -24,8 +23,9 @@ from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import Choose, Fork, Generate, Open, describe
 from jsg.lang.graphs.reorder import varying_arguments
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.tokens.choices import check_draw, method_named
 from jsg.lang.tokens.session import reports_of, sampling_of
+from jsg.lang.words.ir import SamplingArgs
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
@@ -40,6 +40,7 @@ from jsg.server.native.program_batch import Item, run_items
 from jsg.server.native.sampling import Object
 from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY
 from jsg.types import SamplingParams
+from jsg.waits import WaitReason, waiting
 
 LIMITS = ProgramLimits()
 BEAT_S = 15.0
@@ -170,7 +171,8 @@ class _Program:
         if not patterns:
             return None
         try:
-            tables = await front.client.grammars.patterns(PatternSet("matches", patterns), owner)
+            with waiting(WaitReason.GRAMMAR):
+                tables = await front.client.grammars.patterns(PatternSet("matches", patterns), owner)
         except GrammarError as error:
             index = refused_pattern(error)
             place = "" if index is None else f"{describe(self._pattern_nodes[patterns[index]])}: "

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from jsg.errors import RequestError
 from jsg.processing.detokenizer import IncrementalDetokenizer
-from jsg.processing.encode_parts import encode_parts
 from jsg.processing.parts import Part, TextPart
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
@@ -28,6 +27,7 @@ from jsg.server.native.score import MAX_JOINED, label_logprobs, label_prompts, t
 from jsg.server.shared.fields import END_USER, MAX_NAME_CHARS, MODEL
 from jsg.server.shared.judging import TURN_BEGIN, TURN_END, judging_ids
 from jsg.server.shared.reading import check_inputs, prompt_usage
+from jsg.speech.prompts.encode_parts import encode_parts
 
 INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
 BEFORE = (

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import AbortedError, ContextLengthError, RequestError
-from jsg.processing.answer import Answer, Prompt
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
@@ -21,6 +20,7 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.shared.fields import MODEL
 from jsg.server.shared.reading import prompt_usage
+from jsg.speech.answers.answer import Answer, Prompt
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 MAX_JOINED = 2**23  # a body of some megabytes can ask for gigabytes of queries and items

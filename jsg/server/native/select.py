@@ -8,7 +8,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg.errors import RequestError
-from jsg.lang.choices import METHODS, check_draw, decide, method_named
+from jsg.lang.tokens.choices import METHODS, check_draw, decide, method_named
 from jsg.lang.tokens.model import ScoredChoices
 from jsg.processing.parts import Part, TextPart
 from jsg.server.caller import CurrentCall

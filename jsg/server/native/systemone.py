@@ -8,8 +8,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg.errors import RequestError
-from jsg.lang import decisions
-from jsg.lang.decisions import MAX_LABELS, MAX_QUESTIONS, Decision, Question, check_labels
+from jsg.lang.words import decisions
+from jsg.lang.words.decisions import MAX_LABELS, MAX_QUESTIONS, Decision, Question, check_labels
 from jsg.server.caller import CurrentCall
 from jsg.server.front import ReadyFront
 from jsg.server.http.body import Body, Checked

@@ -23,7 +23,7 @@ from jsg.server.shared.fields import MODEL
 from jsg.server.shared.harmless import template_variables
 from jsg.server.shared.messages import Message
 from jsg.server.shared.tools import ChatTool
-from jsg.server.tool_use import MAX_TOOLS, Choice, ToolUse
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, ToolUse
 
 type NotEmpty[T] = Annotated[Checked[T], Field(min_length=1)]
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
-from jsg.processing.answer import Prompt
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
 from jsg.server.generation import new_rid
@@ -26,7 +25,8 @@ from jsg.server.shared.constraint import (
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
-from jsg.server.tool_use import ToolUse
+from jsg.speech.answers.answer import Prompt
+from jsg.speech.rules.tool_use import ToolUse
 from jsg.types import GRAMMAR_FIELDS, GrammarKind, SamplingParams
 
 GRAMMARS: Mapping[str, GrammarKind] = {

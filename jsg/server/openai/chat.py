@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from jsg.errors import RequestError
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
-from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
@@ -31,8 +29,10 @@ from jsg.server.shared.harmless import VALUES, harmless, template_variables
 from jsg.server.shared.messages import Message
 from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Asked, Reasoning, Thinking, join_wishes, template_wishes
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
-from jsg.server.thinking import Effort, ThoughtWish, think
-from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt
+from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
+from jsg.speech.rules.thinking import Effort, ThoughtWish, think
+from jsg.speech.rules.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 _NO_AUDIO = "models of this version write text only; leave it out"
@@ -353,7 +353,9 @@ async def chat_completions(
         with naming(tools):
             wish = body.thought_wish()
             prompt = await _prompt(body, num_bytes, rules, call, front, tools)
-            prompt = think(prompt, front.chat_thinking, wish, rules, may_begin=not body.continue_final_message)
+            prompt = think(
+                prompt, front.chat_thinking, wish, rules.pass_over, may_begin=not body.continue_final_message
+            )
             generation = await begin(request, front, call, [prompt])
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(

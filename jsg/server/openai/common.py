@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 import jsg
 from jsg.errors import RequestError
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.front import Front
 from jsg.server.generation import Generation
@@ -21,6 +20,7 @@ from jsg.server.http.json_pieces import item_pieces, json_pieces, list_pieces
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.shared.answers import token_text
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt
 from jsg.types import TokenLogprob
 
 LEAST_LOGPROB = -9999.0  # OpenAI shows it for a token that is almost impossible; JSON has no infinity

@@ -12,7 +12,6 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg.errors import RequestError
-from jsg.processing.answer import PROMPT_TAIL_LEN, Answer, AnswerDelta, Prompt
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.infilling import Infilling
 from jsg.processing.tokenizer import Tokenizer
@@ -29,6 +28,7 @@ from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import Only
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
+from jsg.speech.answers.answer import PROMPT_TAIL_LEN, Answer, AnswerDelta, Prompt
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from jsg.lang.decisions import BETWEEN, Decision
+from jsg.lang.words.decisions import BETWEEN, Decision
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.failures import json_response

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
-from jsg.lang import decisions
-from jsg.lang.decisions import MAX_LABELS, MAX_QUESTIONS, Question, check_labels
+from jsg.lang.words import decisions
+from jsg.lang.words.decisions import MAX_LABELS, MAX_QUESTIONS, Question, check_labels
 from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.shared.deciding import as_text
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY

@@ -12,7 +12,6 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg.errors import RequestError
-from jsg.processing.answer import Prompt
 from jsg.processing.vectors import check_dimensions, to_vector, whole
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import CurrentCall
@@ -24,6 +23,7 @@ from jsg.server.http.json_body import new_router
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.shared.fields import END_USER, MAX_NAME_CHARS, MODEL
 from jsg.server.shared.reading import check_inputs, prompt_usage
+from jsg.speech.answers.answer import Prompt
 from jsg.types import SamplingParams
 
 router = new_router()

@@ -44,6 +44,7 @@ class Turn:
         call_id: The name that a call and its result share; None in a message.
         name: The name of the tool: always in a call, in a result where the client gives it.
         pictures: The pictures of a message.
+        places: How many characters of the text stand before each place from which other requests are likely to go on.
         is_thought: Whether it has the assistant's thoughts before the message or the calls that follow.
         namespace: Of a call: the namespace of the tool; None for none.
         called: Of a call and its result: what kind of tool is called, in OpenAI's words.
@@ -57,6 +58,7 @@ class Turn:
     call_id: str | None = None
     name: str | None = None
     pictures: tuple[Picture, ...] = ()
+    places: tuple[int, ...] = ()
     is_thought: bool = False
     namespace: str | None = None
     called: Literal["function", "custom_tool", "local_shell"] = "function"
@@ -72,7 +74,7 @@ class Turn:
         return [piece for piece in [*pieces, self.text[place:]] if piece] or [""]
 
     def says_the_same(self, other: "Turn") -> bool:
-        """Whether another turn says the same, whatever its name and its tokens are."""
+        """Whether another turn says the same, whatever its name, its tokens and its places are."""
         names = ("role", "text", "call_id", "name", "pictures", "is_thought", "namespace", "called")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 

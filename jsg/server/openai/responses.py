@@ -10,11 +10,7 @@ import msgspec
 from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
-from jsg.checks import shown_name
-from jsg.errors import NotFoundError, PreviousResponseError, RequestError
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.chat_template import ChatTemplate
-from jsg.processing.encode_parts import EncodedPrompt
+from jsg.errors import NotFoundError, PreviousResponseError, RequestError, shown_name
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import Caller, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
@@ -41,8 +37,11 @@ from jsg.server.openai.turns import messages_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.messages import DROPPED
 from jsg.server.shared.thinking_fields import template_wishes
-from jsg.server.thinking import think
-from jsg.server.tool_use import ToolUse, naming
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.prompts.chat_template import ChatTemplate
+from jsg.speech.prompts.encode_parts import EncodedPrompt
+from jsg.speech.rules.thinking import think
+from jsg.speech.rules.tool_use import ToolUse, naming
 from jsg.types import FinishType
 
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
@@ -234,11 +233,12 @@ def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: Resp
         call_id=item.call_id or (item.id if item.called == "local_shell" else None),
         name="local_shell" if item.action is not None else item.name,
         pictures=item.pictures,
+        places=item.places,
         is_thought=item.is_thought,
         namespace=item.namespace,
         called=item.called,
     )
-    return stored if stored is not None and stored.says_the_same(made) else made
+    return dataclasses.replace(stored, places=made.places) if stored and stored.says_the_same(made) else made
 
 
 async def _encode(
@@ -291,7 +291,7 @@ async def _prompt(
         namespace=namespace,
         priority=body.priority or 0,
     )
-    return think(prompt, front.chat_thinking, body.thought_wish(), rules)
+    return think(prompt, front.chat_thinking, body.thought_wish(), rules.pass_over)
 
 
 def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:

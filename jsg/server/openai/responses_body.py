@@ -1,6 +1,7 @@
 """What clients send to `/v1/responses`."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -8,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
 from jsg.errors import RequestError
+from jsg.processing.snapshot_points import MOST_POINTS
 from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.openai.response_format import ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
@@ -44,12 +46,12 @@ from jsg.server.shared.fields import (
     Only,
 )
 from jsg.server.shared.harmless import VALUES, harmless
-from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
+from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, PREFIX_END, URL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Asked
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS
-from jsg.server.thinking import Effort, ThoughtWish, unsealed
-from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, ToolUse
+from jsg.speech.rules.thinking import Effort, ThoughtWish, unsealed
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech, ToolUse
 from jsg.types import ANY_OBJECT, MAX_TOP_LOGPROBS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
@@ -94,22 +96,30 @@ class ResponsePart(Body):
         **dict.fromkeys(("file_id", "file_data", "file_url", "filename", "input_audio"), _NO_FILES),
         "refusal": "this version does not separate refusals from answers; send it as output_text",
     }
-    HARMLESS: ClassVar[Mapping[str, str]] = harmless("prompt_cache_breakpoint")
     ACCEPTED: ClassVar[Mapping[str, str]] = {"annotations": _KEPT, "logprobs": _KEPT, "detail": ONE_DETAIL}
 
     type: Literal["input_text", "output_text", "input_image", "reasoning_text", "summary_text"]
     text: str | None = None
     image_url: str | None = Field(None, description=URL)
     detail: Literal["auto", "low", "high", "original"] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(
+        None, description=f"{PREFIX_END} At a picture it counts at the end of the text before it."
+    )
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        texts = ("input_text", "output_text", "reasoning_text", "summary_text")
-        kinds = {"input_image": "image_url", **dict.fromkeys(texts, "text")}
-        check_fields(self, self.type, f"a part of type {self.type}", "input", kinds)
+        check_fields(self, self.type, f"a part of type {self.type}", "input", _PART_FIELDS)
         return self
+
+
+_PART_FIELDS: Mapping[str, str] = {
+    "input_image": "image_url prompt_cache_breakpoint?",
+    **dict.fromkeys(("input_text", "output_text"), "text prompt_cache_breakpoint?"),
+    **dict.fromkeys(("reasoning_text", "summary_text"), "text"),
+}
+"""Kind of part → its fields, as `check_fields` reads them."""
 
 
 class CallFields(Body):
@@ -204,6 +214,15 @@ class InputItem(CallFields):
                 found.append(Picture(place, part.image_url))
             place += len(part.text or "")
         return tuple(found)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where others are likely to go on, in characters of the text: the ends of the last parts that say so."""
+        parts = _parts(self.content if self.output is None else self.output)
+        ends = itertools.accumulate(len(part.text or "") for part in parts)
+        return tuple(end for end, part in zip(ends, parts, strict=True) if part.prompt_cache_breakpoint is not None)[
+            -MOST_POINTS:
+        ]
 
     @property
     def speaker(self) -> Role | None:

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, final
 
-from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.growing_text import GrowingText
-from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.generation import Generation
 from jsg.server.http.json_pieces import JsonLists
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.responses_tools import InputReader, Origin
 from jsg.server.openai.scored_reader import ScoredReader
 from jsg.server.shared.answers import constraint_of, finish_of, step_of
-from jsg.server.thinking import sealed
-from jsg.server.tool_use import AnswerReader, ToolUse
+from jsg.speech.answers.answer import Answer, AnswerDelta
+from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
+from jsg.speech.rules.thinking import sealed
+from jsg.speech.rules.tool_use import AnswerReader, ToolUse
 from jsg.token_scores import GrowingScores
 from jsg.types import FinishType, TokenLogprob
 

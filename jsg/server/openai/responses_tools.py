@@ -15,7 +15,7 @@ from jsg.server.http.field_rules import FieldRules
 from jsg.server.shared.fields import Only
 from jsg.server.shared.harmless import LEFT_OUT, VALUES
 from jsg.server.shared.tools import DESCRIPTION, PARAMETERS, STRICT, ToolName
-from jsg.server.tool_use import MAX_TOOLS, Choice, Tool
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Tool
 
 NO_HOSTED_TOOLS = "the server runs no tools, and the model calls functions of the client only; leave it out"
 INPUT = "input"

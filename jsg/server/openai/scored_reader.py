@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import final
 
-from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.growing_text import GrowingText
 from jsg.processing.tokenizer import Tokenizer
-from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
-from jsg.server.tool_use import AnswerReader
+from jsg.speech.answers.answer import Answer, AnswerDelta
+from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
+from jsg.speech.rules.tool_use import AnswerReader
 from jsg.types import TokenLogprob
 
 Part = tuple[ToolDelta, list[TokenLogprob]]

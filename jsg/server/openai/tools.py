@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jsg.processing.tool_calls import CallDelta, ToolCall
 from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.shared.tools import FUNCTIONS_ONLY
-from jsg.server.tool_use import Choice
+from jsg.speech.answers.tool_calls import CallDelta, ToolCall
+from jsg.speech.rules.tool_use import Choice
 
 
 class NamedFunction(Body):

@@ -5,12 +5,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.snapshot_points import PlacedText
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.openai.response_store import Picture, Turn
 from jsg.server.openai.responses_tools import flat_name
 from jsg.server.shared.messages import arguments_for_template, check_fits, fit_thoughts
+from jsg.speech.prompts.chat_template import ChatTemplate
 
 _OLDER_ROLES = {"developer": "system"}
 
@@ -32,7 +33,7 @@ def messages_of(
             if template.thoughts_field is not None:
                 messages.append({"role": "assistant", "content": "", "reasoning_content": turn.text})
         elif turn.is_result:
-            message = {"role": "tool", "tool_call_id": turn.call_id, "content": turn.text}
+            message = {"role": "tool", "tool_call_id": turn.call_id, "content": joined_content(_pieces(turn))}
             messages.append(message if turn.name is None else message | {"name": turn.name})
         elif turn.name is not None:
             if last["role"] != "assistant":
@@ -43,9 +44,10 @@ def messages_of(
             }
             last.setdefault("tool_calls", []).append({"id": turn.call_id, "type": "function", "function": function})
         elif role == "system" and len(messages) == 1 and _goes_on(last, turn):
-            last["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
+            # most templates take one system message, at the front
+            last["content"] = joined_content([last["content"], "\n\n", *_pieces(turn)])
         else:
-            message = {"role": role, "content": _content(turn)}
+            message = {"role": role, "content": joined_content(_pieces(turn))}
             if role == "assistant" and _is_only_thoughts(last):
                 message = messages.pop() | message
             if turn.token_ids:
@@ -79,8 +81,15 @@ def _goes_on(last: dict[str, Any], turn: Turn) -> bool:
     return last["role"] == "system" and isinstance(last["content"], str) and not turn.pictures
 
 
-def _content(turn: Turn) -> str | list[Any]:
-    """The content of a message, with a `MediaSource` for each picture."""
-    return joined_content(
-        [MediaSource("image", piece.url) if isinstance(piece, Picture) else piece for piece in turn.pieces]
-    )
+def _pieces(turn: Turn) -> list[str | MediaSource]:
+    """The texts of a turn with their places, and a `MediaSource` for each picture."""
+    pieces: list[str | MediaSource] = []
+    end = 0
+    for piece in turn.pieces:
+        if isinstance(piece, Picture):
+            pieces.append(MediaSource("image", piece.url))
+        else:
+            start, end = end, end + len(piece)
+            places = tuple(place - start for place in turn.places if start < place <= end)
+            pieces.append(PlacedText(piece, places) if places else piece)
+    return pieces

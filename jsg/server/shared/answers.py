@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jsg.errors import AbortedError
-from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.http.json_pieces import JsonLists
+from jsg.speech.answers.answer import Answer
 from jsg.types import FinishType, Request
 
 NOT_ENDED: dict[str, Any] = {"finish_reason": None, "matched_stop": None}

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from jsg.processing.answer import Prompt
 from jsg.server.caller import ApiCall, state_of
 from jsg.server.front import Front
 from jsg.server.generation import Generation
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.field_rules import FieldRules
+from jsg.speech.answers.answer import Prompt
 
 
 async def begin(request: Request, front: Front, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:

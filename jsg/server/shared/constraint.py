@@ -7,9 +7,9 @@ from typing import Annotated, Any, final
 
 from pydantic import Field
 
-from jsg.constrained.tags.thoughts import format_of
 from jsg.errors import RequestError
-from jsg.server.tool_use import Choice, Speech, TextForm, Tool, ToolUse
+from jsg.speech.rules.thought_grammar import format_of
+from jsg.speech.rules.tool_use import Choice, Speech, TextForm, Tool, ToolUse
 from jsg.types import GRAMMAR_OPTIONS, AdditionalProperties, GrammarKind, PropertyOrder, Whitespace
 
 type Schema = dict[str, Any] | bool

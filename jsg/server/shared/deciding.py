@@ -16,21 +16,21 @@ from typing import Any, final
 from fastapi import Request
 
 from jsg.errors import RequestError
-from jsg.lang.choices import decide
-from jsg.lang.decisions import BETWEEN, RAW_CUE, Decision, Question
+from jsg.lang.tokens.choices import decide
 from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
 from jsg.lang.tokens.trie import TokenTrie
-from jsg.processing.answer import Answer, Prompt
-from jsg.processing.client_text import Stretch, cut, encode_stretches
-from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_parts
+from jsg.lang.words.decisions import BETWEEN, RAW_CUE, Decision, Question
 from jsg.processing.parts import TextPart
 from jsg.processing.tokenizer import Tokenizer
-from jsg.processing.turns import ChatTurns, Opening
 from jsg.server.caller import ApiCall
 from jsg.server.front import Front
 from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, new_rid
 from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import until_disconnect
+from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.prompts.client_text import Stretch, cut, encode_stretches
+from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt, encode_parts
+from jsg.speech.prompts.turns import ChatTurns, Opening
 
 Messages = Sequence[dict[str, Any]]
 

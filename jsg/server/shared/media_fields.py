@@ -6,13 +6,13 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field
 
 from jsg.errors import RequestError
-from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.processing.media_prompt import PromptMedia, put_media
 from jsg.processing.parts import MediaKind
 from jsg.server.front import Front
 from jsg.server.http.body import Checked
 from jsg.server.media_sources import MediaSource
+from jsg.speech.prompts.encode_parts import EncodedPrompt
 
 IMAGE_DATA = (
     "Pictures, for a model that sees. Each is a `data:` URL, a file in base64, or an http URL of a host that the "

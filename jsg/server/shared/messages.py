@@ -8,12 +8,12 @@ import msgspec
 from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
-from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.processing.snapshot_points import PlacedText
 from jsg.server.http.body import Body, Checked, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
+from jsg.speech.prompts.chat_template import ChatTemplate
 
 ONE_DETAIL = "a model sees every picture in the one way that it was trained on"
 URL = "A `data:` URL in base64, or an http URL of a host that the server allows."

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from jsg.errors import RequestError
-from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts, media_parts
 from jsg.processing.media_prompt import sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, Part, TextPart, TokenPart
 from jsg.server.front import Front
 from jsg.server.generation import MAX_PROMPT_TOKENS
+from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts, media_parts
 
 MAX_JOINED = 2**23  # characters; a text before several choices counts for each of them
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import ContextLengthError, RequestError
-from jsg.processing.answer import Answer
 from jsg.prompt_ids import PromptIds
+from jsg.speech.answers.answer import Answer
 
 
 def check_inputs(id_lists: Sequence[tuple[int, ...] | PromptIds], info: ModelInfo, field: str) -> None:

@@ -7,11 +7,11 @@ from typing import Any, Literal, final
 from pydantic import Field
 
 from jsg.errors import RequestError
-from jsg.processing.chat_template import ChatTemplate
 from jsg.server.http.body import Body
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.shared.harmless import NOT_READ
-from jsg.server.thinking import NO_THOUGHTS, Effort, ThoughtForm, ThoughtWish
+from jsg.speech.prompts.chat_template import ChatTemplate
+from jsg.speech.rules.thinking import NO_THOUGHTS, Effort, ThoughtForm, ThoughtWish
 
 EFFORT = (
     "How much the model thinks, where its chat template reads this. `none` turns thoughts off and other values turn "

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from jsg.server.http.body import Body
-from jsg.server.tool_use import Tool
+from jsg.speech.rules.tool_use import Tool
 
 FUNCTIONS_ONLY = "only functions can be called; describe the tool as a function"
 DESCRIPTION = "A description, which is shown to the model."

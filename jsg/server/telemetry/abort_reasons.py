@@ -15,7 +15,7 @@ from jsg.errors import (
     ShuttingDownError,
     TimeLimitError,
 )
-from jsg.processing.answer import Answer
+from jsg.speech.answers.answer import Answer
 from jsg.types import FinishType
 
 CLIENT_DISCONNECT = "client_disconnect"

@@ -17,6 +17,7 @@ from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError
 from jsg.server.telemetry.series import Family, Kind, Series
+from jsg.waits import WaitReason, stat_of
 
 ANSWER_TIMEOUT_S = 1.0
 
@@ -42,6 +43,13 @@ CACHE_INFO = Series(
     ("page_size", "num_pages", "block_size", "num_blocks"),
 )
 
+WAITING = Series(
+    "jsg:waiting_requests",
+    "gauge",
+    "The requests that wait, by what they wait for. Before they have answers to wait for, HTTP requests count.",
+    ("reason",),
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineSeries:
@@ -64,7 +72,7 @@ class EngineSeries:
 
 _STATS = {**CORE_STATS, **STATE_STATS, **LOOP_STATS}
 _POOL_KEYS = tuple(f"num_{state}_tokens" for state in ("free", "evictable", "protected", "uncached"))
-_GAUGES = {key for key, stat in _STATS.items() if stat.kind == "gauge"}
+_GAUGES = {key for key, stat in _STATS.items() if stat.kind == "gauge"} | {stat_of(reason) for reason in WaitReason}
 
 
 def _name(series: str, kind: Kind) -> str:
@@ -122,7 +130,7 @@ DP_SERIES = (
 """What is scraped of each of several engines, and where in its `stats()` it is."""
 
 ALL_SERIES = (
-    *(UP, ENGINES, ENGINES_UP, CAPACITY, CACHE_INFO, STATS_AGE),
+    *(UP, ENGINES, ENGINES_UP, CAPACITY, CACHE_INFO, STATS_AGE, WAITING),
     *(engine_series.series for engine_series in ENGINE_SERIES),
     *(DP_UP, DP_ROUTED, *(series for series, _ in DP_SERIES)),
 )
@@ -170,9 +178,12 @@ class _Told:
 class EngineStats:
     """The last known values of the engines."""
 
-    def __init__(self, client: ServedEngine, now: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is known before the first `refresh`."""
+    def __init__(
+        self, client: ServedEngine, waits: Mapping[WaitReason, int], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Nothing is known before the first `refresh`. `waits` counts the HTTP requests that wait in the front."""
         self._client = client
+        self._waits = waits
         self._each = [_Told(engine, now) for engine in client.engines]
 
     async def refresh(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
@@ -194,6 +205,8 @@ class EngineStats:
         if ages := [told.age_s for told in living if told.stats is not None]:
             yield STATS_AGE.family({(): max(ages)})
         stats = _joined(self._each)
+        counts = {reason: stats.get(stat_of(reason), 0) + self._waits.get(reason, 0) for reason in WaitReason}
+        yield WAITING.family({(reason.value,): count for reason, count in counts.items()})
         for series in ENGINE_SERIES:
             family = series.family(stats)
             if family is not None:

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, final
 
@@ -13,12 +14,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jsg.errors import JsgError
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.server.caller import state_of
 from jsg.server.http.failures import CLIENT_LEFT, Refusal
 from jsg.server.observer import Begun
 from jsg.server.telemetry.abort_reasons import CLIENT_DISCONNECT, ERROR, REFUSED, end_reason
 from jsg.server.telemetry.trace_context import TraceContext
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt
+from jsg.waits import CLOCK, WaitClock, Waited, WaitReason
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Exchange:
         started_ns: Nanoseconds since the epoch.
         status: The status of the response; None before it begins.
         is_stream: Whether the response is a stream of events.
-        state: The ASGI state of the request, with its caller and its `request_id`.
+        state: The ASGI state of the request, with its caller, its `request_id` and its `WaitClock`.
         user: The end user, as the client named it.
         prompts, answers: The prompts and the `n` answers to each in turn; empty before the generation begins.
         begun_at: `time.monotonic()` when the first generation began.
@@ -117,6 +119,13 @@ class Exchange:
         return None if first is None or self.begun_at is None else self.begun_at - self.started_at + first
 
     @property
+    def waited(self) -> Waited:
+        """For what it waited, and for how long: of several answers, the one that waited longest."""
+        each = [answer.waited for answer in self.answers if answer.waited is not None]
+        clock: WaitClock | None = self.state.get("wait_clock")
+        return max(each, key=lambda waited: sum(waited.values()), default={} if clock is None else clock.waited)
+
+    @property
     def outcome(self) -> str:
         """`ok`; `refused`, if it was refused before anything was generated; or one of `ABORT_REASONS`."""
         reason = self.failure or end_reason(self.answers, None)
@@ -172,8 +181,15 @@ class ExchangeObserver(Protocol):
 class WatchExchanges:
     """The outermost ASGI middleware. It makes an `Exchange` of each request and shows it to observers at the end."""
 
-    def __init__(self, app: ASGIApp, endpoints: EndpointTable, observers: Sequence[ExchangeObserver]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        endpoints: EndpointTable,
+        observers: Sequence[ExchangeObserver],
+        waits: Counter[WaitReason],
+    ) -> None:
         self._app = app
+        self._waits = waits
         self._endpoints = endpoints
         self._observers = observers
 
@@ -184,6 +200,8 @@ class WatchExchanges:
             return
         state = state_of(scope)
         exchange = state["exchange"] = Exchange(self._endpoints.find(scope["path"]), scope, state)
+        clock = state["wait_clock"] = WaitClock(self._waits)
+        outer = CLOCK.set(clock)
 
         is_whole = False
 
@@ -209,6 +227,7 @@ class WatchExchanges:
             failed_status = 500  # sent further out
             raise
         finally:
+            CLOCK.reset(outer)
             exchange.status = exchange.status or failed_status
             exchange.ended_at = time.monotonic()
             self._show(exchange)

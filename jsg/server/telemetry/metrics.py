@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import final
 
 import jsg
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.server.observer import Begun
 from jsg.server.telemetry.abort_reasons import ABORT_REASONS, ABORT_REQUEST, ERROR, end_reason
 from jsg.server.telemetry.exchange import Exchange
 from jsg.server.telemetry.series import Counter, Family, Histogram, Series
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt
 from jsg.types import FinishType
 
 RATE_WINDOW_S = 10.0  # the throughput is measured over this time

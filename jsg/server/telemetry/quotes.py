@@ -1,12 +1,12 @@
 """Messages of errors without what they quote of a request, for the log.
 
 Messages quote what a client has sent as Python or JSON write it: text in quotes, lists and objects in brackets. Names
-of fields have no quotes, unless they are no plain names (`jsg.checks.shown_name`).
+of fields have no quotes, unless they are no plain names (`jsg.errors.shown_name`).
 """
 
 import re
 
-from jsg.checks import PLAIN_NAME
+from jsg.errors import PLAIN_NAME
 
 MAX_CHARS = 400  # of a message
 CUT = "…"

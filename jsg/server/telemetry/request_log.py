@@ -21,6 +21,7 @@ from jsg.engine.child.log_relay import utc
 from jsg.server.caller import Caller
 from jsg.server.telemetry.exchange import Exchange
 from jsg.server.telemetry.quotes import name_or_cut, without_quotes
+from jsg.waits import by_name
 
 MAX_WAITING_LINES = 10_000
 MAX_NAME_CHARS = 256  # of `user`, which the client chooses
@@ -51,6 +52,8 @@ class LogLine:
         finish_reasons: The finish reason of each answer; null if the answer did not finish.
         prompt_tokens, completion_tokens, cached_tokens: The counts of `usage`, in which a prompt counts once.
         queue_s: The longest time, in seconds, that an answer waited for its first step.
+        waited: For what that answer or another one waited longest, before it was sent to the engine too: the seconds
+            by reason.
         ttft_s: The seconds to the first token of any answer.
         e2e_s: The seconds from the request to the end of the response.
         trace_id: The id of the trace of the request, if it has one.
@@ -78,6 +81,7 @@ class LogLine:
     completion_tokens: int
     cached_tokens: int
     queue_s: float | None
+    waited: dict[str, float]
     ttft_s: float | None
     e2e_s: float
     trace_id: str | None
@@ -115,6 +119,7 @@ class LogLine:
             completion_tokens=sum(len(answer.token_ids) for answer in answers),
             cached_tokens=sum(answer.cached_tokens for answer in exchange.first_answers),
             queue_s=_rounded(max((answer.queue_s for answer in answers), default=None)),
+            waited=by_name(exchange.waited),
             ttft_s=_rounded(exchange.first_token_s),
             e2e_s=round(exchange.ended_at - exchange.started_at, 6),
             trace_id=exchange.trace_id,
@@ -159,7 +164,7 @@ class RequestLog:
         if self._is_json:
             return json.dumps(fields).encode() + b"\n"
         head = " ".join(fields.pop(name) for name in ("time", "level", "source"))
-        shown = (f"{name}={json.dumps(value)}" for name, value in fields.items() if value not in (None, "", []))
+        shown = (f"{name}={json.dumps(value)}" for name, value in fields.items() if value not in (None, "", [], {}))
         return f"{head}: {' '.join(shown)}\n".encode()
 
     async def close(self) -> None:

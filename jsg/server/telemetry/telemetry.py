@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, final, get_args
 
@@ -23,6 +24,8 @@ from jsg.server.telemetry.metrics import Metrics
 from jsg.server.telemetry.request_log import RequestLog
 from jsg.server.telemetry.series import Family
 from jsg.server.telemetry.tracing import SpanExport
+from jsg.server.telemetry.wait_log import WaitLog
+from jsg.waits import WaitReason
 
 TICK_S = 0.1
 TICKS_PER_SAMPLE = 10
@@ -55,12 +58,13 @@ class Telemetry:
         self._aliases: AliasFamilies | None = None
         if config.metrics_alias is not None:
             self._aliases = AliasFamilies(config.metrics_alias, model_name, (*self.metrics.series(), *ALL_SERIES))
+        self._waits = Counter[WaitReason]()
         self._engine: EngineStats | None = None
         self._bodies: dict[bool, tuple[float, tuple[bytes, str]]] = {}
         self._spans = None if endpoint is None else SpanExport.open(endpoint, model_name)
         self._log = RequestLog(config.log_format, model_name) if config.log_requests else None
         self.observers: Sequence[Observer] = (self.metrics,)
-        watching = (self.metrics, self._spans, self._log)  # spans before the log, which names the trace
+        watching = (self.metrics, self._spans, self._log, WaitLog())  # spans before the log, which names the trace
         self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
 
     def watch(self, app: FastAPI, routes: Iterable[BaseRoute]) -> None:
@@ -68,7 +72,7 @@ class Telemetry:
         endpoints = EndpointTable([*app.routes, *routes], get_args(CurrentCall)[1].dependency)
         self.metrics.expect(endpoint.route for endpoint in endpoints if endpoint.generates)
         app.state.telemetry = self
-        app.add_middleware(WatchExchanges, endpoints=endpoints, observers=self.exchange_observers)
+        app.add_middleware(WatchExchanges, endpoints=endpoints, observers=self.exchange_observers, waits=self._waits)
 
     def on_refusal(self, state: dict[str, Any]) -> None:
         """Logs a request that was refused before its head was read. It is not counted, because it has no path."""
@@ -99,7 +103,7 @@ class Telemetry:
             return body
         if door.front is not None:
             if self._engine is None:
-                self._engine = EngineStats(door.front.client)
+                self._engine = EngineStats(door.front.client, self._waits)
             await self._engine.refresh()
         body = encoded(self.families(door.status), as_openmetrics=as_openmetrics)
         self._bodies[as_openmetrics] = time.monotonic(), body

@@ -1,5 +1,6 @@
 """Which GPU JAX is shown and how much memory it may take, with a real `nvidia-smi` on the path and real processes."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,10 +12,11 @@ import pytest
 
 from jsg.engine import nvidia_smi
 from jsg.engine.device import devices as device
-from jsg.engine.device.devices import Device, check_number_types, choose
+from jsg.engine.device.devices import Device, check_number_types, choose, multiplies_e4m3
 from jsg.engine.nvidia_smi import Gpu, find_gpus, parse_gpus
 from jsg.errors import ConfigError, MemoryPlanError
 
+NO_OPTIONS = {"kv_cache_dtype": "auto", "quantization": "none", "fp8_products": "auto"}
 ROOT = pathlib.Path(__file__).parents[2]
 GIB = 2**30
 BUSY = Gpu(0, "GPU-aaaa-1", "NVIDIA H200", 140 * GIB, 40 * GIB)
@@ -190,19 +192,22 @@ class TestNumberTypes:
         ("capability", "options", "remedy"),
         [
             (A100, {"kv_cache_dtype": "fp8_e4m3"}, "needs compute capability 8.9, but the X has .* 8.0; use fp8_e5m2"),
-            (L4, {"quantization": "fp8"}, "needs compute capability 9.0, but the X has .* 8.9; use int8"),
+            (A100, {"quantization": "fp8"}, "needs compute capability 8.9, but the X has .* 8.0; use int8"),
+            (L4, {"quantization": "fp8", "fp8_products": "off"}, "off needs .* 9.0, but the X has .* 8.9; use auto"),
+            (A100, {"fp8_products": "on"}, "on needs a CPU or .* 8.9, but this is the X with .* 8.0; use auto"),
+            (CPU, {"fp8_products": "on"}, "on needs a CPU or compute capability 8.9, but this is the X; use auto"),
         ],
     )
     def test_what_a_card_cannot_run_is_refused_with_a_remedy(self, capability, options: dict, remedy: str):
         card = Device(platform="gpu", kind="X", gpu=None, why="", capability=capability)
         with pytest.raises(ConfigError, match=remedy):
-            check_number_types(card, **{"kv_cache_dtype": "auto", "quantization": "none"} | options)
+            check_number_types(card, **NO_OPTIONS | options)
 
     @pytest.mark.parametrize(
         ("capability", "kv_cache_dtype", "quantization"),
         [
             (A100, "fp8_e5m2", "int8"),
-            (L4, "fp8_e4m3", "int8"),
+            (L4, "fp8_e4m3", "fp8"),
             (H100, "fp8_e4m3", "fp8"),
             (BLACKWELL, "fp8_e4m3", "fp8"),
             (CPU, "fp8_e4m3", "fp8"),
@@ -210,4 +215,24 @@ class TestNumberTypes:
     )
     def test_what_it_can_run_is_not(self, capability, kv_cache_dtype: str, quantization: str):
         card = Device(platform="gpu", kind="X", gpu=None, why="", capability=capability)
-        check_number_types(card, kv_cache_dtype=kv_cache_dtype, quantization=quantization)
+        options = {"kv_cache_dtype": kv_cache_dtype, "quantization": quantization}
+        check_number_types(card, **NO_OPTIONS | options)
+
+    @pytest.mark.parametrize(
+        ("platform", "capability", "taken"),
+        [
+            ("gpu", A100, "off"),
+            ("gpu", L4, "auto on"),
+            ("gpu", H100, "auto on"),
+            ("gpu", CPU, "off"),  # of another maker
+            ("cpu", CPU, "on"),
+        ],
+    )
+    def test_rows_are_rounded_where_the_card_multiplies_e4m3_or_on_a_cpu_that_is_told_to(
+        self, platform: str, capability, taken: str
+    ):
+        card = Device(platform=platform, kind="X", gpu=None, why="", capability=capability)
+        found = [name for name in ("auto", "off") if multiplies_e4m3(card, name)]
+        with contextlib.suppress(ConfigError):
+            found += ["on"] if multiplies_e4m3(card, "on") else []
+        assert found == [name for name in taken.split() if name != "off"]

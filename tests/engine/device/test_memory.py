@@ -126,7 +126,8 @@ def test_some_states_of_prefixes_are_kept(
     made = plan(model, platform, bytes_per_state=per_state, **knobs)
     of_device = per_state // knobs.get("num_devices", 1)
     assert (made.num_states, made.bytes_per_state) == (expected, of_device)
-    assert made.state_bytes == made.parts.get("states", 0) == (1 + 256 + expected) * of_device
+    assert made.num_slots == 1 + 256 + expected
+    assert made.parts.get("states", 0) == (1 + 256 + expected) * of_device
     tokens = of_device // made.bytes_per_token
     said = f"; {expected} states of prefixes, each as large as {tokens} tokens)"
     assert (said in str(made)) == bool(per_state)

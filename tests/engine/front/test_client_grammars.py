@@ -11,6 +11,7 @@ from jsg.engine.front.client import EngineClient
 from jsg.engine.front.sent_grammars import SentGrammars
 from jsg.errors import GrammarError, JsgError, ShuttingDownError
 from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
+from jsg.waits import WaitReason, stat_of
 from tests.engine.fake_core import LATE
 from tests.engine.front.background import idle_pids, note_compilations, num_live, num_waiting, until
 from tests.engine.front.conftest import Use
@@ -125,12 +126,17 @@ async def _late_grammars() -> None:
         assert tokens_of(await collect(client, request("c"))) == TOKENS
         await client.grammars.tables(spec("a+"))  # they have been compiled since
         assert tokens_of(await collect(client, request("c"))) == TOKENS
-        assert (await client.stats())["num_grammars"] == 0
+        stats = await client.stats()
+        assert (stats["num_grammars"], stats["num_waiting"], stats[stat_of(WaitReason.LOADING)]) == (0, 0, 2)
         assert client.abort("b")
         assert (await dropped)[-1].finish == FinishReason(FinishType.ABORT, message="aborted")
         assert not asked.done()
         assert await client.flush_cache()
-        assert tokens_of(await asked) == TOKENS
+        found = await asked
+        assert tokens_of(found) == TOKENS
+        first, *others = (output.waited for output in found)
+        assert first is not None and first.keys() == {WaitReason.GRAMMAR, WaitReason.LOADING, WaitReason.ROWS}
+        assert not any(others)
 
 
 def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
@@ -172,10 +178,12 @@ def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line(use: Use):
         asked = [asyncio.create_task(collect(client, with_grammar(str(i), f"b{i}"))) for i in range(30)]
         queue = client.grammars._queue
         await until(lambda: num_waiting(queue) > 20)
+        assert client._streams.waits[WaitReason.GRAMMAR] == 30
         for task in asked:
             task.cancel()
         await asyncio.wait(asked)
         assert num_waiting(queue) == 0 and num_live(client) == 0
+        await until(lambda: not any(client._streams.waits.values()))
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
 

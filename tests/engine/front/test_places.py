@@ -10,6 +10,7 @@ from jsg.engine.front.client import EngineClient
 from jsg.engine.front.places import ROUND_TOKENS, Places
 from jsg.errors import QueueTimeoutError
 from jsg.types import Request
+from jsg.waits import WaitReason, stat_of
 from tests.engine.front.background import until
 from tests.engine.front.test_client import endless, fake_engine, request, tokens_of
 
@@ -120,7 +121,8 @@ def test_a_clients_owners_take_turns_and_what_waits_can_be_aborted():
             tasks = [asyncio.create_task(outputs(client, endless(f"r{i}"), "a")) for i in range(places._num + 3)]
             await until(lambda: len(places) == 3)
             assert tokens_of(await outputs(client, request("mine"), "b")) == [1, 2, 3, 1, 2]
-            assert (await client.stats())["num_waiting"] == before + 3
+            stats = await client.stats()
+            assert (stats["num_waiting"], stats[stat_of(WaitReason.KEY_SHARE)]) == (before + 3, 3)
             assert client.abort(f"r{places._num}", "a")
             assert (await tasks[places._num])[-1].finish is not None
             places._now = lambda: time.monotonic() + 1001

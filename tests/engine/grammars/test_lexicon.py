@@ -6,12 +6,12 @@ import pytest
 import tokenizers
 
 from jsg.constrained.compiler import compile_grammar
-from jsg.constrained.tags.tools import NamedTool, Tool, tools_to_structural_tag
-from jsg.dialects import DIALECTS
 from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.errors import JsgError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
+from jsg.speech.dialects import DIALECTS
+from jsg.speech.rules.call_grammar import NamedTool, Tool, tools_to_structural_tag
 from jsg.types import GrammarSpec
 from tests.server.byte_tokenizer import write_byte_tokenizer
 

@@ -9,9 +9,9 @@ import pytest
 import jsg
 from jsg.constrained.compiler import compile_grammar
 from jsg.engine.core import EngineCore
-from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
+from jsg.speech.answers.answer import Answer
 from jsg.types import ConstraintReport, FinishType, GrammarSpec, JumpForward, Request, RequestOutput, SamplingParams
 from tests.constrained.vocabularies import bits
 from tests.engine import small

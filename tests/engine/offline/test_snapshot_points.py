@@ -10,9 +10,9 @@ import pytest
 
 import jsg
 from jsg import cli
-from jsg.processing.answer import Prompt
 from jsg.processing.snapshot_points import PlacedText, joined_text
-from jsg.server.chat_prompt import ChatPrompt
+from jsg.speech.answers.answer import Prompt
+from jsg.speech.prompts.chat_prompt import ChatPrompt
 from jsg.types import SamplingParams
 from tests.engine import small
 from tests.engine.late import late_programs

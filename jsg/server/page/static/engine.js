@@ -39,10 +39,11 @@ class Engine {
     this.pool = makePool();
     this.plan = h("dl", { class: "facts-list" });
     this.engines = h("div", {});
+    this.waits = h("p", { class: "hint" });
     this.note = h("p", { class: "hint", role: "status" });
     replace(
       root,
-      section("Now", h("ul", { class: "tiles" }, [...this.tiles.values()].map((tile) => tile.element)), this.note),
+      section("Now", h("ul", { class: "tiles" }, [...this.tiles.values()].map((tile) => tile.element)), this.waits, this.note),
       section("KV pool", this.pool.element, this.engines),
       section("Memory plan and model", this.plan),
     );
@@ -80,6 +81,7 @@ class Engine {
     const values = { ...now, ...between(this.#before ?? now, now) };
     if (now.prompt > 0) values.hit ??= now.cached / now.prompt;
     for (const [name, tile] of this.tiles) tile.show(values[name]);
+    this.waits.textContent = writtenWaits(now.waits);
     this.pool.show(now);
     replace(this.engines, load.length > 1 && enginesTable(load));
     this.#before = now;
@@ -125,6 +127,13 @@ function makePool() {
     replace(legend, STATES.map(([state], index) => h("li", {}, key(state), texts[index])));
   };
   return { element: h("div", {}, bar, legend), show };
+}
+
+/** For what requests wait, most of them first: "Waiting for: rows 12, key share 3". */
+function writtenWaits(waits) {
+  const parts = waits.toSorted((one, other) => other[1] - one[1]);
+  const written = parts.map(([reason, count]) => `${reason.replaceAll("_", " ")} ${whole(count)}`);
+  return written.length > 0 ? `Waiting for: ${written.join(", ")}` : "";
 }
 
 function enginesTable(load) {

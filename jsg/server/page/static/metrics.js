@@ -22,9 +22,11 @@ export function readings(text, now) {
   const samples = parseMetrics(text);
   const of = (name) => (samples.get(`jsg:${name}`) ?? []).reduce((sum, { value }) => sum + value, 0);
   const kv = Object.fromEntries((samples.get("jsg:kv_tokens") ?? []).map(({ labels, value }) => [labels.state, value]));
+  const waits = (samples.get("jsg:waiting_requests") ?? []).filter(({ value }) => value > 0);
   return {
     now,
     kv,
+    waits: waits.map(({ labels, value }) => [labels.reason, value]),
     capacity: of("kv_capacity_tokens"),
     running: of("requests_running"),
     waiting: of("requests_waiting"),

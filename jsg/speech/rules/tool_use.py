@@ -1,0 +1,343 @@
+"""Tools that an answer may call: the model is shown them, a grammar enforces their form, a parser reads the calls.
+
+This module serves every API. Each API makes a `ToolUse` of its own fields, and shows the text and the calls of an
+answer in its own form. A dialect is how a model writes calls in text; `jsg.speech.dialects` has the dialects.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, final
+
+from jsg.constrained.call_styles import XML_MARKS, ArgumentTypes
+from jsg.errors import GrammarError, RequestError
+from jsg.speech.answers.answer import Answer, AnswerDelta
+from jsg.speech.answers.call_stops import CallForm
+from jsg.speech.answers.tool_calls import (
+    ContentDelta,
+    ParsedAnswer,
+    ToolCallParser,
+    ToolDelta,
+    parse_tool_calls,
+)
+from jsg.speech.dialects import Dialect
+from jsg.speech.prompts.chat_template import ChatTemplate
+from jsg.speech.rules import call_grammar as tool_grammars
+from jsg.types import FinishType, GrammarSpec
+
+MAX_TOOLS = 128
+
+_FORM = ".format.elements[1]"  # where the form is in the structural tag of calls or a form
+_PLACE = re.compile(r"the structural tag((?:\.\w+|\[\d+\])+): (.*)", re.DOTALL)  # begins the compiler's messages
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tool:
+    """A function of the client's.
+
+    Attributes:
+        name: The name by which it is called.
+        description: What it does.
+        parameters: A JSON Schema of its arguments, which are an object; None where the client gave none.
+        field: The field in which the client wrote the parameters.
+        is_strict: False where the client allows arguments that do not match the schema. They are then any object if the
+            schema cannot be enforced or is missing.
+    """
+
+    name: str
+    description: str | None
+    parameters: Mapping[str, Any] | None
+    field: str
+    is_strict: bool = True
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The JSON Schema that the arguments of a call match."""
+        if self.parameters is None:
+            return NO_ARGUMENTS if self.is_strict else ANY_ARGUMENTS
+        return self.parameters
+
+    def shown(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        function = {"name": self.name, "description": self.description or "", "parameters": self.parameters or {}}
+        return {"type": "function", "function": function}
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tools an answer calls.
+
+    Attributes:
+        mode: "none" allows no calls, "auto" leaves it to the model, "required" demands at least one.
+        names: The tools that it may call; None for all.
+        is_one_call: Whether it makes at most one call.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+    is_one_call: bool = False
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class TextForm:
+    """The form of an answer's text.
+
+    Attributes:
+        field: The field in which the client asked for it.
+        format: A format of a structural tag.
+    """
+
+    field: str
+    format: Mapping[str, Any]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Speech:
+    """How a model reads about tools and writes calls.
+
+    Attributes:
+        template: Its chat template.
+        dialect: How it writes calls; None where that is not known.
+        special: The markers of calls that are special tokens of the model.
+    """
+
+    template: ChatTemplate
+    dialect: Dialect | None
+    special: frozenset[str]
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows the model its tools."""
+        return "tools" in self.template.variables
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one request, and how they are called.
+
+    Where answers are rows of messages with headers, a request without tools has this too, with no tool to call.
+
+    Attributes:
+        shown: All tools that the model is shown, as the chat template takes them; None where it is shown none.
+        callable: The tools that the answer may call.
+        is_required: Whether the answer must have a call; otherwise it may be text only.
+        is_parallel: Whether the answer may have several calls.
+        dialect: How calls are written.
+        special: The markers of calls that are special tokens of the model.
+        form: The form of an answer without calls; None for free text.
+    """
+
+    shown: Sequence[Mapping[str, Any]] | None
+    callable: Sequence[Tool]
+    is_required: bool
+    is_parallel: bool
+    dialect: Dialect
+    special: frozenset[str]
+    form: TextForm | None = None
+
+    @classmethod
+    def of(
+        cls, tools: Sequence[Tool], choice: Choice, speech: Speech, form: TextForm | None = None
+    ) -> "ToolUse | None":
+        """How a model uses these tools, in an answer whose text may have to have a form; None for a plain text.
+
+        Raises:
+            RequestError: A rule about names and numbers is broken, or the model was not made for tools.
+        """
+        _check_names([tool.name for tool in tools], choice.names)
+        if choice.mode == "none" or not tools:
+            if choice.mode == "required" or choice.names is not None:
+                raise RequestError(
+                    "tool_choice needs tools, but the request has none; send some, or leave it out", "tool_choice"
+                )
+            if speech.dialect is None or speech.dialect.messages is None:
+                return None
+            return cls(None, (), False, False, speech.dialect, speech.special, form)
+        if not speech.shows_tools:
+            raise _not_for_this_model("its chat template does not show them")
+        if speech.dialect is None:
+            raise _not_for_this_model(
+                "its chat template does not show the form of its calls; start the server with --tool-call-parser"
+            )
+        return cls(
+            shown=[tool.shown() for tool in tools],
+            callable=[tool for tool in tools if choice.names is None or tool.name in choice.names],
+            is_required=choice.mode == "required",
+            is_parallel=not choice.is_one_call,
+            dialect=speech.dialect,
+            special=speech.special,
+            form=form,
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tools that the answer may call."""
+        return frozenset(tool.name for tool in self.callable)
+
+    @property
+    def call_form(self) -> CallForm:
+        """How calls stand in an answer."""
+        types: dict[str, ArgumentTypes] = {}
+        if self.dialect.call_style in XML_MARKS:
+            types = {tool.name: ArgumentTypes.read(tool.schema) for tool in self.callable}
+        return CallForm(self.dialect, self.names, types)
+
+    @property
+    def has_special_marks(self) -> bool:
+        """Whether special tokens mark calls, so that the text of an answer must keep its special tokens."""
+        return not self.special.isdisjoint(self.dialect.markers)
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """A GrammarError that is raised inside names the faulty tool or form, where it can be found."""
+        try:
+            yield
+        except GrammarError as error:
+            found = _PLACE.match(str(error))
+            if found is not None and self.form is not None and (not self.callable or found[1].startswith(_FORM)):
+                error.args, error.param = (found[2],), self.form.field
+                raise
+            spec = self.grammar()
+            schema = None if found is None or spec is None else _schema_at(json.loads(spec.text), found[1])
+            for tool in self.callable:
+                if found is not None and schema == {**tool.schema, "type": "object"}:
+                    error.args, error.param = (found[2],), tool.field
+                    break
+            raise
+
+    def grammar(self) -> GrammarSpec | None:
+        """The grammar of the whole text of an answer: calls, and where none is required free text or the form.
+
+        None for free text without calls.
+        """
+        if not self.callable:
+            form = None if self.form is None else dict(self.form.format)
+            return None if form is None else tool_grammars.form_to_structural_tag(form, self.dialect, self.special)
+        return tool_grammars.tools_to_structural_tag(
+            [tool_grammars.Tool(tool.name, tool.schema, tool.is_strict) for tool in self.callable],
+            "required" if self.is_required else "auto",
+            self.dialect,
+            parallel=self.is_parallel,
+            special_tokens=self.special,
+            form=None if self.form is None else dict(self.form.format),
+        )
+
+
+@final
+class AnswerReader:
+    """Tells the text of one answer from its calls, for the whole answer or while it grows."""
+
+    def __init__(self, answer: Answer, tools: ToolUse | None) -> None:
+        self._answer = answer
+        self._nonce = uuid.uuid4().hex  # not the request's name, which clients may use for many requests
+        self._form = None if tools is None else tools.call_form
+        self._parser = (
+            None
+            if self._form is None
+            else ToolCallParser(self._form.dialect, self._form.names, self._new_id, types=self._form.types)
+        )
+
+    def read(self, delta: AnswerDelta) -> list[ToolDelta]:
+        """The text and calls that a delta of the answer adds. Takes every delta once and in order."""
+        return self.read_text(delta.text, is_last=delta.finish is not None)
+
+    def read_text(self, text: str, *, is_last: bool) -> list[ToolDelta]:
+        """As `read`, for a piece of the answer's text."""
+        if self._parser is None:
+            return [ContentDelta(text)] if text else []
+        found = self._parser.push(text)
+        return found + self._parser.finish(is_cut=self._is_cut_short) if is_last else found
+
+    @property
+    def _is_cut_short(self) -> bool:
+        """Whether the answer has ended and was not ended by the model."""
+        finish = self._answer.finish
+        return finish is not None and finish.type is not FinishType.STOP
+
+    def whole(self, *, only_complete: bool = False) -> ParsedAnswer:
+        """The text and calls of the answer so far. With `only_complete` a call that was cut short does not count."""
+        if self._form is None:
+            return ParsedAnswer(self._answer.text, ())
+        form = self._form
+        return parse_tool_calls(
+            self._answer.text,
+            form.dialect,
+            form.names,
+            self._new_id,
+            types=form.types,
+            streams_arguments=not only_complete,
+            is_cut=self._is_cut_short,
+        )
+
+    @property
+    def held_len(self) -> int:
+        """How many characters at the end of the text that was read may still become text or a call."""
+        return 0 if self._parser is None else self._parser.held_len
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the text that was read has calls."""
+        return self._parser is not None and self._parser.num_calls > 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text that was read ends inside a call."""
+        return self._parser is not None and self._parser.is_cut
+
+    def _new_id(self, index: int) -> str:
+        """A name for a call that no other answer has."""
+        digest = hashlib.sha256(f"{self._nonce} {index}".encode()).hexdigest()
+        is_short = self._form is not None and self._form.dialect.id_form == "nine_letters"
+        return digest[:9] if is_short else f"call_{digest[:24]}"
+
+
+def _schema_at(tag: Any, place: str) -> Any:
+    """The innermost JSON Schema around a place in a structural tag; None where there is none."""
+    schema = None
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        try:
+            tag = tag[name] if name else tag[int(index)]
+        except (LookupError, TypeError):
+            return None
+        if isinstance(tag, dict):
+            schema = tag.get("json_schema", schema)
+    return schema
+
+
+def naming(tools: ToolUse | None) -> contextlib.AbstractContextManager[None]:
+    """`ToolUse.naming` where there are tools."""
+    return contextlib.nullcontext() if tools is None else tools.naming()
+
+
+def _check_names(tools: Sequence[str], chosen: Sequence[str] | None) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(
+            f"a request may have at most {MAX_TOOLS} tools, but has {len(tools)}; leave some out", param="tools"
+        )
+    for name in tools:
+        if tools.count(name) > 1:
+            raise RequestError(f"each of the tools must have its own name, but two are {name!r}; rename one", "tools")
+    for name in chosen or ():
+        if name not in tools:
+            raise RequestError(
+                f"tool_choice must name tools of the request, but {name[:100]!r} is none of them; correct it",
+                param="tool_choice",
+            )
+
+
+def _not_for_this_model(reason: str) -> RequestError:
+    return RequestError(
+        f"this model cannot call tools: {reason}; leave tools out, or serve a model that was trained to call tools",
+        param="tools",
+    )
