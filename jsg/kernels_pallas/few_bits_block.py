@@ -160,7 +160,7 @@ class Reading(NamedTuple):
         return pairs.transpose(1, 0, 2).reshape(num_columns, self.block_k)
 
     def _scaled(
-        self, numbers: Float[Array, "p n *both"], beside: Parts, shape: tuple[int, int]
+        self, numbers: Float[Array, "p n *both"], beside: Parts, shape: tuple[int, ...]
     ) -> Float[Array, "p n *both"]:
         """Numbers of this many places and columns times their scales, less their offsets."""
         wide = jnp.float32 if numbers.dtype == jnp.float32 else self._product_type
@@ -182,7 +182,7 @@ class Reading(NamedTuple):
         return self.dtype if is_one else jnp.float32
 
     @staticmethod
-    def _spread(of_groups: Num[Array, "pieces n"], shape: tuple[int, int]) -> Num[Array, "p n"]:
+    def _spread(of_groups: Num[Array, "pieces n"], shape: tuple[int, ...]) -> Num[Array, "p n"]:
         """What each group has, for each of its places."""
         pieces, (num_places, num_columns) = len(of_groups), shape
         spread = jnp.broadcast_to(of_groups[:, None, :], (pieces, num_places // pieces, num_columns))

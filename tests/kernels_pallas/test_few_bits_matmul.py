@@ -180,7 +180,7 @@ def result_of(instructions: str, words: np.ndarray, other: np.ndarray, dtype: st
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("numbers", ["int4", "uint4", "e2m1"])
-def test_what_a_card_makes_of_every_byte(numbers: str, dtype: str):
+def test_what_a_card_makes_of_every_byte(numbers: Any, dtype: str):
     """Interpret mode cannot run these instructions, so they are followed here."""
     form, codes = Form(numbers, 32), np.arange(256, dtype=np.uint8)
     words = np.asarray(few_bits_block.codes_in_words(jnp.asarray(codes), form, jnp.dtype(dtype)))

@@ -329,8 +329,6 @@ def test_products_in_few_bits(name: str, form: str, num_rows: int, nvdisasm):
     assert len(program.launches) == 1 + (num_parts > 1)  # whoever reads the sums of parts adds them up
     launch = program.kernel("few_bits_matmul_kernel")
     counts = program.instructions(launch.name, nvdisasm)
-    if form == "nvfp4":  # whose scales, a byte for 16 inputs, may be copied in smaller pieces
-        del counts["LDGSTS.E"]
     check_few_bits(program, counts, calculated, sizes.block_n)
     is_peeled = program.card.capability == (10, 0)  # its loop is there three times
     if sizes.block_m <= 32 and not is_peeled:
@@ -368,7 +366,12 @@ def test_experts_in_few_bits(name: str, form: str, num_rows: int, nvdisasm):
 
 
 def check_few_bits(program: Program, counts: dict[str, int], calculated: int, block_n: int) -> None:
-    """Weights are the left side of the product, so it is their columns that warp groups multiply."""
+    """Weights are the left side of the product, so it is their columns that warp groups multiply.
+
+    Where the compiler also copies scales that are read ahead, each of few bytes, these copies are smaller.
+    """
+    of_scales = counts.pop("LDGSTS.E", 0)
+    assert of_scales <= 2 * counts["LDGSTS.E.BYPASS.128"] // 10
     assert spills(counts) == set()
     assert program.launches[0].shared_bytes <= calculated <= program.card.shared_bytes
     check_products(program.card, counts, block_n)
