@@ -316,9 +316,9 @@ def weight_bytes(
 ) -> tuple[int, int | None]:
     """The bytes of weights on one of several devices, and of the largest kernel that a step restores from few bits.
 
-    NVIDIA cards restore none of 4 bits for rows of 16, except those of experts, and none in e4m3 where `rounds_rows`
-    says that rows are rounded to it. The second is None if no kernel is in few bits. Layers of equal records have as
-    many bytes, so one of them counts.
+    For rows of 16 bits NVIDIA cards restore none but experts whose inputs have an order of their own. The second is
+    None if no kernel is in few bits. Layers of equal records have as many bytes, so one of them counts. With
+    `rounds_rows` kernels in e4m3 are laid out as products take them whose rows are rounded too.
     """
     # Layers of equal records may be kept in other forms.
     kinds = collections.Counter(model.layers) if not model.names.kept else dict.fromkeys(range(model.num_layers), 1)
@@ -336,7 +336,7 @@ def weight_bytes(
     kernels = jax.tree.leaves(nnx.state(made), is_leaf=lambda leaf: isinstance(leaf, Quantised))
     restored = [leaf for leaf in kernels if isinstance(leaf, Quantised) and not leaf.form.scales_columns]
     if dtype.itemsize == 2:
-        restored = [leaf for leaf in restored if leaf.form.per_byte == 1 or leaf.axis > 0]
+        restored = [leaf for leaf in restored if leaf.form.has_order and leaf.axis > 0]
     counts = [leaf.form.per_byte * bytes_on_one_device(leaf.values) for leaf in restored]
     return total, max((count * dtype.itemsize for count in counts), default=0)
 

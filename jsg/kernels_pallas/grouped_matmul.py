@@ -7,6 +7,7 @@ a step of R rows has at most R // block_m + E tiles:
     tiles     '-----' '   '-'   '-----' '---'
 
 A program owns one tile and `block_n` columns. In a step of few tokens the time is that of reading each kernel once.
+Kernels in few bits that have scales of groups are restored in registers: see `few_bits_block`.
 Rows behind the last group are in no tile: nothing reads them, and their part of the result is not written.
 """
 
@@ -23,6 +24,9 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.attention_block import whole_spec
+from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.few_bits_block import BARRIER_BYTES, Reading, parts_of, reading_of
+from jsg.kernels_pallas.form import Form
 from jsg.kernels_pallas.inputs import GroupKernels, Panels, SharedKernels
 from jsg.kernels_pallas.reference_rows import opened
 from jsg.kernels_pallas.tuning import fitting, sizes_for, stages_in_memory
@@ -32,8 +36,6 @@ MEASURED_GROUPS = 8
 MOST_AT_ONCE = 512
 """The most rows for which gates are in the launch of their products. With more the launches are not what takes time,
 and sizes were measured for one kernel at a time."""
-BARRIER_BYTES = 128
-"""What warp groups need to wait for one another."""
 
 
 type _Load = Callable[[int, Int[Array, "k 1"], Bool[Array, "k n"]], Float[Array, "k n"]]
@@ -88,7 +90,7 @@ def tile_of(sizes: Int[Array, " e"], tile: Int[Array, ""], block_m: int) -> Tile
 
 def grouped_matmul(
     rows: Float[Array, "R D"],
-    kernels: Num[Array, "E D F"],
+    kernels: Num[Array, "E D F"] | Quantised,
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
@@ -99,7 +101,7 @@ def grouped_matmul(
     """See `ops.grouped_matmul`.
 
     Raises:
-        NotImplementedError: Rows and kernels have different types, without a scale.
+        NotImplementedError: Rows and kernels have different types, without a scale. Or see `few_bits_block.reading_of`.
     """
     given = (GroupKernels(kernels, scale, bias),)
     (out,) = _multiply(rows, None, given, sizes, None, None, result=result, interpret=interpret)
@@ -118,7 +120,7 @@ def grouped_gated(
     """See `ops.grouped_gated`. A program has as many columns of each kernel as fill a block together.
 
     Raises:
-        NotImplementedError: Rows and kernels have different types, without a scale, or there are many rows.
+        NotImplementedError: As in `grouped_matmul`, or there are many rows.
     """
     if len(x if tokens is None else tokens) > MOST_AT_ONCE:
         raise NotImplementedError(f"the Triton kernel takes at most {MOST_AT_ONCE} rows at once")
@@ -179,19 +181,24 @@ def _multiply(
     """The results of the rows, and of others with kernels of their own if these are given beside them."""
     first = kernels[0].values
     assert not isinstance(first, Panels), "only a CPU has panels"
-    stored, depth, width = first.dtype, rows.shape[1], first.shape[2]
-    num_rows = len(rows if tokens is None else tokens)
-    if rows.dtype != stored and kernels[0].scale is None:
-        raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {stored}")
-    cut = default_sizes(num_rows, len(sizes), rows.dtype, stored)
-    cut = cut._replace(block_n=cut.block_n // len(kernels))
+    num_rows, depth, width = len(rows if tokens is None else tokens), rows.shape[1], first.shape[2]
+    if isinstance(first, Quantised):
+        reading = reading_of(first, rows.dtype, is_compiled=not interpret)
+        cut = default_sizes(num_rows, len(sizes), rows.dtype, first.form)
+        reading = reading._replace(block_k=cut.block_k)
+    elif rows.dtype != first.dtype and kernels[0].scale is None:
+        raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {first.dtype}")
+    else:
+        reading, cut = None, default_sizes(num_rows, len(sizes), rows.dtype, first.dtype)
+        cut = cut._replace(block_n=cut.block_n // len(kernels))
     values, scales, biases = (tuple(x for x in of_all if x is not None) for of_all in zip(*kernels, strict=True))
+    values = tuple(parts_of(each) if isinstance(each, Quantised) else each for each in values)
     read = (sizes, rows, () if tokens is None else (tokens,), values, scales, biases, beside or ())
     most_tiles = num_rows // cut.block_m + min(len(sizes), num_rows)
     made = [jax.ShapeDtypeStruct((count, width), result) for count in (num_rows, *(len(x) for x in read[-1][:1]))]
     num_tiles = most_tiles + sum(pl.cdiv(each.shape[0], cut.block_m) for each in made[1:])
     results = pl.pallas_call(
-        functools.partial(grouped_matmul_kernel, cut, depth, width, most_tiles, activation),
+        functools.partial(grouped_matmul_kernel, cut, depth, width, most_tiles, activation, reading),
         grid=(num_tiles, pl.cdiv(width, cut.block_n)),
         in_specs=jax.tree.map(whole_spec, read),
         out_specs=[whole_spec(each) for each in made],
@@ -202,23 +209,28 @@ def _multiply(
     return tuple(results)
 
 
-def default_sizes(num_rows: int, num_groups: int, dtype: jnp.dtype, stored: jnp.dtype) -> Sizes:
+def default_sizes(num_rows: int, num_groups: int, dtype: jnp.dtype, stored: jnp.dtype | Form) -> Sizes:
     """The best sizes on this device for so many rows of `dtype`, and kernels that are stored in `stored`.
 
     The sizes were measured with few groups. What they depend on is how many rows a group has.
     """
-    name = "grouped_matmul_8_bits" if stored.itemsize == 1 else "grouped_matmul"
-    name = "grouped_matmul_float32" if dtype == jnp.float32 else name
+    if isinstance(stored, Form):
+        name = "grouped_matmul_few_bits"
+    else:
+        name = "grouped_matmul_8_bits" if stored.itemsize == 1 else "grouped_matmul"
+        name = "grouped_matmul_float32" if dtype == jnp.float32 else name
     sizes = Sizes(**sizes_for(name, rows=num_rows * MEASURED_GROUPS // max(num_groups, MEASURED_GROUPS)))
     return fitting(sizes, lambda sizes: shared_bytes(sizes, dtype, stored))
 
 
-def shared_bytes(sizes: Sizes, dtype: jnp.dtype, stored: jnp.dtype) -> int:
+def shared_bytes(sizes: Sizes, dtype: jnp.dtype, stored: jnp.dtype | Form, num_kernels: int = 1) -> int:
     """The bytes of shared memory that a program takes, or more: blocks in flight, and one that is converted."""
-    kernel = sizes.block_k * sizes.block_n
-    in_flight = sizes.block_m * sizes.block_k * dtype.itemsize + kernel * stored.itemsize
+    kernel, of_rows = sizes.block_k * sizes.block_n, sizes.block_m * sizes.block_k * dtype.itemsize
+    of_kernel = kernel // stored.per_byte if isinstance(stored, Form) else kernel * stored.itemsize
     converted = kernel * dtype.itemsize if stored != dtype else 0
-    return stages_in_memory(sizes.num_stages, sizes.block_m) * in_flight + converted + BARRIER_BYTES
+    left_side = sizes.block_n if isinstance(stored, Form) else sizes.block_m
+    in_flight = of_rows + num_kernels * of_kernel
+    return stages_in_memory(sizes.num_stages, left_side) * in_flight + converted + BARRIER_BYTES
 
 
 def grouped_matmul_kernel(
@@ -227,10 +239,11 @@ def grouped_matmul_kernel(
     width: int,
     most_tiles: int,
     activation: Activation | None,
+    reading: Reading | None,
     sizes: jax.Ref,
     rows: jax.Ref,
     tokens: tuple[jax.Ref, ...],
-    kernels: tuple[jax.Ref, ...],
+    kernels: tuple[Any, ...],
     scales: tuple[jax.Ref, ...],
     biases: tuple[jax.Ref, ...],
     beside: tuple[jax.Ref, ...],
@@ -240,6 +253,7 @@ def grouped_matmul_kernel(
 
     With `tokens` these are the rows that it reads. With an activation kernels are those of gates, if there are any, and
     of what gates let through. Tiles past `most_tiles` are of the rows `beside`, whose kernels stand side by side.
+    With `reading` kernels are the parts of those in few bits.
 
     Grid: (tiles, column blocks). Tiles of one group, which read the same part of its kernel, follow one another.
     Blocks: every array stays in device memory. Owns: its rows and columns of the result.
@@ -284,7 +298,11 @@ def grouped_matmul_kernel(
         def load(part: int, k: Int[Array, "k 1"], mask: Bool[Array, "k n"]) -> Float[Array, "k n"]:
             return _load(kernels[part].at[tile.group, k, column[None, :]], mask, rows.dtype)
 
-        totals = sums(rows, source, is_row, load)
+        if reading is None:
+            totals = sums(rows, source, is_row, load)
+        else:
+            blocks = 0, pl.cdiv(depth, cut.block_k)
+            totals = reading.sums(rows, source, is_row, kernels, (tile.group,), column, blocks)
         for part, scale in enumerate(scales):
             totals[part] *= plgpu.load(scale.at[tile.group, 0, column], mask=column < width, other=0)[None, :]
         for part, bias in enumerate(biases):

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int, Num
 
+from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.window import Window
 
@@ -123,12 +124,12 @@ class GroupKernels(NamedTuple):
     """A kernel for each group of rows. See `ops.grouped_matmul`.
 
     Attributes:
-        values: The kernels, or on a CPU those in few bits in panels.
+        values: The kernels. Those in few bits that have scales of groups are a `Quantised`, or on a CPU in panels.
         scale: The factor of the sums of each column; None if the kernels are as long as the rows, or have scales.
         bias: What is added to each column; None for nothing.
     """
 
-    values: Num[Array, "E D F"] | Panels | Fp8Kernel
+    values: Num[Array, "E D F"] | Quantised | Panels | Fp8Kernel
     scale: Float[Array, "E 1 F"] | None = None
     bias: Float[Array, "E F"] | None = None
 

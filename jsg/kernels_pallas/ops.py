@@ -423,7 +423,7 @@ def expert_routes(
 
 def grouped_matmul(
     rows: Float[Array, "R D"],
-    kernels: Num[Array, "E D F"] | Panels | Fp8Kernel,
+    kernels: Num[Array, "E D F"] | Quantised | Panels | Fp8Kernel,
     sizes: Int[Array, " E"],
     *,
     scale: Float[Array, "E 1 F"] | None = None,
@@ -439,7 +439,8 @@ def grouped_matmul(
     Args:
         rows: The rows of group 0, then those of group 1, and so on.
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
-            Those in panels, and those of `fp8`, have their scales.
+            Those in panels, and those of `fp8`, have their scales. A `Quantised` is restored in the type of the rows,
+            by "triton" part by part in registers, else all of it first.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
         bias: What is added to each column; None for nothing.
@@ -464,6 +465,7 @@ def grouped_matmul(
             return kernel.grouped_matmul(
                 rows, kernels, sizes, scale=scale, bias=bias, result=result, interpret=_interprets()
             )
+    kernels = kernels.restored(rows.dtype) if isinstance(kernels, Quantised) else kernels
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
     if scale is None and bias is None:
         return lax.ragged_dot(rows, kernels, sizes, precision=precision, preferred_element_type=result)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.inputs import Fp8Kernel, GroupKernels, SharedKernels
+from jsg.kernels_pallas.inputs import GroupKernels, SharedKernels
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.models.block_spec import BesideSpec, ExpertsSpec
 from jsg.models.feed_forward import FeedForward
@@ -114,9 +114,9 @@ class SparseFeedForward(nnx.Module):
             None if bias is None else bias[...] for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
         opened = ((self.gate, gate), (self.up, up))
-        kernels = [_of_groups(kernel, bias, x.dtype) for kernel, bias in opened if kernel is not None]
+        kernels = [_of_groups(kernel, bias) for kernel, bias in opened if kernel is not None]
         result = activation_result(x.dtype)
-        last = _of_groups(self.down, None if down is None else on_first_of_group(down), x.dtype)
+        last = _of_groups(self.down, None if down is None else on_first_of_group(down))
         both = self._beside(x, routes, kernels, last, result)
         if both is None:
             inner = ops.grouped_gated(rows, tokens, kernels, routes.sizes, self.spec.activation, result=result)
@@ -187,13 +187,9 @@ def _of_copies(routes: Routes, weights: Float[Array, "T k"]) -> Float[Array, "co
     return jnp.where(is_here, weights[routes.tokens], 0).sum(1, keepdims=True)
 
 
-def _of_groups(param: nnx.Param, bias: Float[Array, "E F"] | None, dtype: jax.typing.DTypeLike) -> GroupKernels:
-    """The kernels of all experts. Those that have more than one scale for a column are restored in this type."""
+def _of_groups(param: nnx.Param, bias: Float[Array, "E F"] | None) -> GroupKernels:
+    """The kernels of all experts."""
     stored = param.get_value()
-    if isinstance(stored, Fp8Kernel):
-        return GroupKernels(stored, bias=bias)
-    if isinstance(stored, Quantised) and not stored.form.scales_columns:
-        stored = stored.restored(dtype)
-    if isinstance(stored, Quantised):
+    if isinstance(stored, Quantised) and stored.form.scales_columns:
         return GroupKernels(stored.values, stored.wide_scale, bias)
     return GroupKernels(stored, bias=bias)

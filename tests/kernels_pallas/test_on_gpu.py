@@ -104,10 +104,15 @@ def test_products_with_kernels_in_8_bits(stored: str):
 
 @pytest.mark.parametrize("num_rows", [1, 32, 100, 300, 3000])
 @pytest.mark.parametrize("name", test_few_bits_matmul.FORMS)
-def test_products_with_kernels_in_4_bits(name: str, num_rows: int):
+def test_products_with_kernels_in_few_bits(name: str, num_rows: int):
     x, kernel = test_few_bits_matmul.rows(num_rows), test_few_bits_matmul.made(test_few_bits_matmul.FORMS[name])
     found = test_few_bits_matmul.compiled()(x, kernel)
     np.testing.assert_allclose(found, test_few_bits_matmul.product(x, kernel), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["jsg", "awq", "mxfp4", "nvfp4", "w8a16", "blocks of fp8"])
+def test_products_with_experts_in_few_bits(name: str):
+    test_few_bits_matmul.test_experts(name)
 
 
 @pytest.mark.parametrize("num_tokens", [8, 300])

@@ -38,7 +38,7 @@ MOST = {
     ("experts", "prefill-8192"): (15, 1150),
 }
 """Launches of a layer, and megabytes of temporaries."""
-MOST_IN_4_BITS = {"decode-32": (12, 34), "decode-256": (11, 36), "prefill-8192": (12, 780)}
+MOST_IN_4_BITS = {"decode-32": (12, 34), "decode-256": (11, 36), "prefill-8192": (10, 850)}
 """The same of a dense model. The head is in bfloat16, and cuBLAS multiplies it, with a workspace of 34 MB."""
 BETWEEN = (("dense", "decode-256"), ("experts", "decode-32"))
 
@@ -71,7 +71,7 @@ def test_kernels_in_8_bits_are_never_written_in_a_longer_type(shape: str, step: 
     "step", [pytest.param(step, marks=pytest.mark.long if step == "decode-256" else ()) for step in KEYS]
 )
 def test_kernels_in_4_bits_are_never_written_in_a_longer_type(step: str):
-    """Each is read by jsg's own launch, and norms write rows in the order in which it takes them."""
+    """Each is read by jsg's own launch. For few rows sums of parts are added up by another."""
     of, name = quantised("dense", "int4", 2), ("forward", KEYS[step])
     program = of.programs.program(name)
     check_forward(program, of)
