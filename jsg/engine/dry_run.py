@@ -287,6 +287,7 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
     found = []
     for name in cards.NAMES:
         device = cards.card(name).device(config.tp_size, "it is judged without one")
+        options["rounds_rows"] = False
         try:
             settings = settle(config, directory, device, None, (model, embedder))
             options["rounds_rows"] = rounds_rows = fp8_kernels.rounds_rows(device, config, model)
