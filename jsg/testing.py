@@ -430,7 +430,7 @@ def _first_stop(text: str, sampling: SamplingParams) -> tuple[int, str] | None:
         found_len = finder.advance(text[num_read])
         num_read += 1
     found_len = found_len or finder.finish()
-    end = num_read - finder.behind_len
+    end = num_read - finder.len_after
     return (end - found_len, finder.pattern or text[end - found_len : end]) if found_len else None
 
 

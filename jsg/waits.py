@@ -3,7 +3,7 @@
 import contextlib
 import enum
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import final
@@ -49,9 +49,10 @@ def stat_of(reason: WaitReason) -> str:
 
 def sum_of(waits: Iterable[Waited | None]) -> Waited | None:
     """The seconds of several waits that follow one another; None where nobody waited."""
-    total = Counter[WaitReason]()
+    total = defaultdict[WaitReason, float](float)
     for waited in waits:
-        total.update(waited or {})
+        for reason, seconds in (waited or {}).items():
+            total[reason] += seconds
     return total or None
 
 
@@ -97,7 +98,7 @@ class WaitClock:
         self.counts = counts
         self._now = now
         self._begun: dict[WaitReason, tuple[float, int]] = {}  # since when, and for how many such things
-        self._seconds = Counter[WaitReason]()
+        self._seconds = defaultdict[WaitReason, float](float)
 
     @property
     def waited(self) -> Waited:

@@ -64,17 +64,21 @@ def in_bodies() -> dict[str, Any]:
     from jsg.server.openai.chat import ChatBody
     from jsg.server.openai.completions import CompletionBody
     from jsg.server.openai.responses_body import ResponsesBody
+    from jsg.speech.prompts.chat_template import ChatTemplate
+    from jsg.speech.reply_plan import ReplyPlan
+    from jsg.speech.rules.tool_use import Speech
 
+    plan = ReplyPlan(Speech(ChatTemplate("", bos_token=None, eos_token=None), dialect=None, special=frozenset()))
     messages = [{"role": "user", "content": "a"}]
     chat = ChatBody.model_validate({"messages": messages, NAME: 2})
     text = CompletionBody.model_validate({"prompt": "a", NAME: 3})
     response = ResponsesBody.model_validate({"input": "a", NAME: 4})
     message = MessagesBody.model_validate({"messages": messages, "max_tokens": 8, NAME: 5})
     samplings = {
-        "chat": chat._to_sampling(8, None),
-        "completions": text._to_sampling(8, None),
-        "responses": response.to_sampling(8, None),
-        "messages": message.to_sampling(None),
+        "chat": chat._to_sampling(8, plan),
+        "completions": text._to_sampling(8, plan),
+        "responses": response.to_sampling(8, plan),
+        "messages": message.to_sampling(plan),
         "generate": to_samplings({NAME: 6}, [1], 64)[0],
     }
     described = ChatBody.model_json_schema()["properties"][NAME]["description"]

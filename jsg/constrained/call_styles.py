@@ -37,12 +37,12 @@ class XmlMarks:
     Each mark of a value has its first character only once, so that it cannot begin inside itself.
 
     Attributes:
-        name: What stands before and behind the name of the tool. Without a mark behind it, white space or `<` ends it.
-        key: What stands before and behind a key.
-        value: What stands before and behind a value.
-        pad: What belongs to the marks between them and the value, on both sides.
-        gap: What stands between two marks.
-        end: What stands behind the last argument.
+        name: What comes before and after the name of the tool. Without a mark after it, white space or `<` ends it.
+        key: What comes before and after a key.
+        value: What comes before and after a value.
+        pad: What the marks have between them and the value, on both sides.
+        gap: What is between two marks.
+        end: What follows the last argument.
         says_type: A value's first mark says whether the value is a string, after which nobody has to ask its schema.
         is_gap_optional: Some models of the family write the gap, and others do not.
     """
@@ -63,10 +63,10 @@ class LiteralMarks:
     """The marks of a call whose arguments are literals of a notation much like JSON.
 
     Attributes:
-        name: What stands before and behind the name of the tool.
-        assign: What stands between a name and its value among the arguments.
-        end: What stands behind the last argument.
-        quote: What stands before and behind a string, in which nothing is escaped; None for strings like Python's.
+        name: What comes before and after the name of the tool.
+        assign: What separates a name from its value among the arguments.
+        end: What follows the last argument.
+        quote: What comes before and after a string, in which nothing is escaped; None for strings like Python's.
     """
 
     name: tuple[str, str]
@@ -112,7 +112,7 @@ XML_MARKS: Mapping[CallStyle, XmlMarks] = {
     ),
 }
 TYPE_MARKS: Mapping[str, bool | None] = {'string="true">': True, 'string="false">': False, ">": None}
-"""What stands between a key and its value in a style that says types, with what each says of the value."""
+"""What separates a key from its value in a style that says types, with what each says of the value."""
 
 LITERAL_MARKS: Mapping[CallStyle, LiteralMarks] = {
     "python": LiteralMarks(("", "("), "=", ")", None),
@@ -122,7 +122,7 @@ LITERAL_MARKS: Mapping[CallStyle, LiteralMarks] = {
 
 _SPACES = r"\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 PLAIN_NAME = rf"""[^{_SPACES}:=,<>{{}}()\[\]"'|\\]+"""
-"""A regular expression of the names and keys that can stand without quotes. Every style can write them.
+"""A regular expression of the names and keys that need no quotes. Every style can write them.
 
 It names all white space of ECMA-262, which grammars follow, and of Python, because `\\s` is not the same in both.
 """
@@ -136,7 +136,7 @@ def is_plain_name(text: str) -> bool:
 
 
 def json_of(text: str, types: Collection[str]) -> str | None:
-    """The JSON that a value's text stands for where it may be of these types; None if it is not JSON of one of them.
+    """The JSON that a value's text means where it may be of these types; None if it is not JSON of one of them.
 
     Strings in quotes are not taken, because a string has none in the styles that need to ask.
     """

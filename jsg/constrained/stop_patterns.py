@@ -59,7 +59,7 @@ class StopPatternFinder:
     Invariant: `_starts` has for each position of the state where its way began, and never descends.
     """
 
-    behind_len = 0
+    len_after = 0
 
     def __init__(self, patterns: Sequence[str], automaton: PatternAutomaton) -> None:
         self.pattern: str | None = None

@@ -1,7 +1,6 @@
 """Writes tensors into safetensors files, in shards if they are many, a few rows at a time."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -9,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,9 +56,10 @@ class Bundle:
 
     def pieces(self) -> Iterator[slice]:
         """The rows that are made at once."""
-        rows = next(iter(self.tensors.values())).shape[:1]
+        shape = next(iter(self.tensors.values())).shape
+        num_rows = shape[0] if shape else 1
         step = max(1, PIECE_NUMBERS // max(1, self.columns))
-        return (slice(first, min(first + step, *rows)) for first in range(0, *(rows or (1,)), step))
+        return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step))
 
 
 def as_stored(name: str, tensor: StoredTensor) -> Bundle:
@@ -107,7 +107,8 @@ def _shards(bundles: Sequence[Bundle]) -> list[list[Bundle]]:
 
 def _write_file(path: Path, bundles: Sequence[Bundle], written: Callable[[int], None]) -> None:
     entries = {name: entry for bundle in bundles for name, entry in bundle.tensors.items()}
-    header, places, end = {"__metadata__": {"format": "pt"}}, {}, 0
+    header: dict[str, dict[str, Any]] = {"__metadata__": {"format": "pt"}}
+    places, end = {}, 0
     for name, entry in sorted(entries.items(), key=lambda item: -ITEM_BYTES[item[1].dtype]):  # each is aligned then
         begin, end = end, end + entry.num_bytes
         places[name] = begin
@@ -129,9 +130,11 @@ def _write_file(path: Path, bundles: Sequence[Bundle], written: Callable[[int], 
             return num_bytes
 
         jobs = [(bundle, rows) for bundle in bundles if bundle.num_bytes for rows in bundle.pieces()]
-        with contextlib.closing(pool.map(put, jobs)) as sizes:  # closed early, it leaves out what has not begun
-            for num_bytes in sizes:
+        try:
+            for num_bytes in pool.map(put, jobs):
                 written(num_bytes)
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error, what has not begun is left out
 
 
 def _write_at(file: int, data: memoryview, place: int) -> None:

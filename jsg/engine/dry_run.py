@@ -280,15 +280,20 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
     dtype = resolve_dtype(config.dtype, "gpu")
     try:
         model = model.over_devices(config.tp_size, config.ep_size)
-        weights, restored = weight_bytes(model, dtype, config.quantization, config.tp_size, config.ep_size)
+        shape = (model, dtype, config.quantization, config.tp_size, config.ep_size)
+        held = {False: weight_bytes(*shape)}
     except (ModelError, ConfigError) as error:
         return [Fit(card=name, refusal=str(error), **options) for name in cards.NAMES]
     found = []
     for name in cards.NAMES:
         device = cards.card(name).device(config.tp_size, "it is judged without one")
+        options["rounds_rows"] = False
         try:
             settings = settle(config, directory, device, None, (model, embedder))
-            options["rounds_rows"] = fp8_kernels.rounds_rows(device, config, model)
+            options["rounds_rows"] = rounds_rows = fp8_kernels.rounds_rows(device, config, model)
+            if rounds_rows not in held:
+                held[rounds_rows] = weight_bytes(*shape, rounds_rows=rounds_rows)
+            weights, restored = held[rounds_rows]
             bound = largest_step_bound(
                 model, settings.buckets, dtype.itemsize, restored_bytes=restored, num_devices=config.tp_size
             )
@@ -302,18 +307,27 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
 
 
 def weight_bytes(
-    model: ModelSpec, dtype: jnp.dtype, quantization: str, num_devices: int, num_groups: int
+    model: ModelSpec,
+    dtype: jnp.dtype,
+    quantization: str,
+    num_devices: int,
+    num_groups: int,
+    *,
+    rounds_rows: bool = False,
 ) -> tuple[int, int | None]:
     """The bytes of weights on one of several devices, and of the largest kernel that a step restores from few bits.
 
     For rows of 16 bits NVIDIA cards restore none but experts whose inputs have an order of their own. The second is
-    None if no kernel is in few bits. Layers of equal records have as many bytes, so one of them counts.
+    None if no kernel is in few bits. Layers of equal records have as many bytes, so one of them counts. With
+    `rounds_rows` kernels in e4m3 are laid out as products take them whose rows are rounded too.
     """
     # Layers of equal records may be kept in other forms.
     kinds = collections.Counter(model.layers) if not model.names.kept else dict.fromkeys(range(model.num_layers), 1)
     few = model if model.names.kept else dataclasses.replace(model, layers=tuple(kinds))
     mesh = None if num_devices == 1 else AbstractMesh((num_groups, num_devices // num_groups), AXES)
     made = abstract_model(few, dtype, quantization, mesh)
+    if rounds_rows:
+        fp8_kernels.lay_out(made)
     text = cast(Decoder, made.text if isinstance(made, Llava) else made)
     total = _num_bytes(made) + sum(
         (count - 1) * _num_bytes(layer) for layer, count in zip(text.layers, kinds.values(), strict=True)

@@ -136,14 +136,15 @@ def takes_beside(
     shared: SharedKernels,
 ) -> bool:
     """Whether `experts_beside` can do this: of few rows, kernels of their type, and a block as large as an expert."""
+    first, last = kernels[0].values, down.values
+    if not (isinstance(first, jax.Array) and isinstance(last, jax.Array)):
+        return False
     of_experts = *kernels, down
     given = [*shared, *(each.values for each in of_experts)]
     is_plain = all(isinstance(each, jax.Array) and each.dtype == x.dtype for each in given)
     has_more = any(each.scale is not None or each.bias is not None for each in of_experts)
     if has_more or not is_plain or len(tokens) > MOST_AT_ONCE:
         return False
-    first, last = kernels[0].values, down.values
-    assert isinstance(first, jax.Array) and isinstance(last, jax.Array), "see is_plain"
     _, depth, width = first.shape
     return shared.opened.shape == (depth, len(kernels), width) and shared.down.shape == last.shape[1:]
 
@@ -182,7 +183,7 @@ def _multiply(
 ) -> tuple[Float[Array, "_ F"], ...]:
     """The results of the rows, and of others with kernels of their own if these are given beside them."""
     first = kernels[0].values
-    assert not isinstance(first, Panels | Fp8Kernel), "panels are for a CPU, and products in e4m3 have their own kernel"
+    assert not isinstance(first, Panels | Fp8Kernel), "only a CPU has panels, and e4m3 has products of its own"
     num_rows, depth, width = len(rows if tokens is None else tokens), rows.shape[1], first.shape[2]
     if isinstance(first, Quantised):
         reading = reading_of(first, rows.dtype, is_compiled=not interpret)

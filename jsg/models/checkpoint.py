@@ -221,9 +221,9 @@ class Checkpoint:
         """How kernels are kept in few bits, by name, of those that can be."""
         # `isinstance` of a protocol would take a second for the experts of a large model.
         forms = {name: getattr(tensor, "kept_form", None) for name, (_, tensor) in self._stored.items()}
-        orders = {"": ""}  # programs depend on which kernels have one order, and not on the order
+        orders = dict[str, str]()  # programs depend on which kernels have one order, and not on the order
         return {
-            name: form._replace(order=orders.setdefault(form.order, f"order {len(orders)}"))
+            name: form._replace(order=orders.setdefault(form.order, f"order {len(orders)}")) if form.order else form
             for name, form in forms.items()
             if form is not None
         }

@@ -13,7 +13,7 @@ class StopFinder(Protocol):
         ...
 
     @property
-    def behind_len(self) -> int:
+    def len_after(self) -> int:
         """Characters behind the stop string that was found last, up to the end of the answer."""
         ...
 
@@ -46,7 +46,7 @@ def find_stops(stops: Sequence[str], patterns: MakeFinder | None) -> StopFinder:
 class _EitherFinder:
     """Two finders. The first find counts, and of two finds at the same character the longer one."""
 
-    behind_len = 0
+    len_after = 0
 
     def __init__(self, left: StopFinder, right: StopFinder):
         self.pattern: str | None = None
@@ -79,7 +79,7 @@ class StopMatcher:
     because a request may have a thousand answers, and strings of 32 000 characters for each.
     """
 
-    behind_len = 0
+    len_after = 0
     pattern = None
 
     def __init__(self, stops: Sequence[str]):

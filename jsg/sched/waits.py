@@ -9,7 +9,7 @@ wait for something of their own: those that the step has looked at and passed, a
 """
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import final
 
@@ -31,7 +31,7 @@ class _Wait:
     own: WaitReason | None
     since_s: float
     sums: Mapping[WaitReason, float]
-    waited: Counter[WaitReason] = dataclasses.field(default_factory=Counter)
+    waited: defaultdict[WaitReason, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
 
 
 @final
@@ -45,7 +45,7 @@ class Waits:
     def __init__(self) -> None:
         self._reason = WaitReason.NEXT_STEP
         self._now_s = 0.0
-        self._sums: Counter[WaitReason] = Counter()
+        self._sums: defaultdict[WaitReason, float] = defaultdict(float)
         self._waits: dict[RunningRequest, _Wait] = {}
         self._own: dict[RunningRequest, WaitReason] = {}
         self._joining: set[RunningRequest] = set()

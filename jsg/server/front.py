@@ -31,9 +31,7 @@ class Front:
     Attributes:
         model_name: The one model that is served here, as clients call it.
         created: When it was ready, in seconds since the epoch.
-        speech: How the model reads about tools and writes calls.
-        thinking: How the model writes its thoughts; None where it writes none.
-        chat_thinking: The same for answers whose grammar is that of a `ToolUse`.
+        speech: How the model writes.
         media: Reads pictures and videos, or refuses them where the model cannot see.
     """
 
@@ -59,11 +57,8 @@ class Front:
             template=chat.template,
             dialect=choose_dialect(server.tool_call_parser, generator.tokenizer.chat_template),
             special=generator.markers,
+            thinking=ThoughtForm.of(server.reasoning_parser, generator.tokenizer, generator.markers),
         )
-        self.thinking = ThoughtForm.of(server.reasoning_parser, generator.tokenizer, generator.markers)
-        self.chat_thinking = self.thinking
-        if self.thinking is not None and self.speech.dialect is not None and self.speech.dialect.messages is not None:
-            self.chat_thinking = self.thinking.without_gap()  # the header of the answer is in the grammar of `ToolUse`
         self.model_name = server.served_model_name or public_name(engine.model_path)
 
     @functools.cached_property

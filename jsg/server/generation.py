@@ -72,7 +72,7 @@ class Generation:
         self._begun = Begun(call.route, call.user, prompts, answers, self.started_at)
         self._is_held = False
         self._kinds: list[GrammarKind | None] = [
-            prompt.kind_behind_thoughts for prompt in prompts for _ in range(prompt.sampling.n)
+            prompt.kind_after_thoughts for prompt in prompts for _ in range(prompt.sampling.n)
         ]
         # However many grammars the request brings, few of them stand in the line of its key at a time: else they would
         # wait too long for each other, and the grammars of other requests would wait for all of them.

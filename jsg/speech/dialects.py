@@ -42,7 +42,7 @@ class Messages:
 
     Attributes:
         start: What a message begins with. The prompt has it already for the first one.
-        before: The header and the end of a text in front of a call or of another text.
+        before: The header and the end of a text that a call or another text follows.
         last: The header of the text that ends an answer.
         head_end: The string that ends every header.
         calls: Other forms of a call, with the recipient in front of the channel.
@@ -68,11 +68,11 @@ class Dialect:
         shown_by: A chat template that has all the strings of one of these groups is of this dialect, unless it is of
             an earlier one.
         style: How the body of a call is read.
-        call: A call as the model writes it. Behind the arguments stands its end.
-        section: What stands before the first call and behind the last one.
-        wrap: What may stand around all that, where it is a special token.
+        call: A call as the model writes it; what follows the arguments is its end.
+        section: What comes before the first call and after the last one.
+        wrap: What may enclose all that, where it is a special token.
         between: What the model writes between two calls.
-        skipped: Characters besides white space that are no text if only they stand between two calls.
+        skipped: Characters besides white space that are no text if nothing else is between two calls.
         triggers: Strings in a text that begin a call, or may. () for the first piece of the section or of the call.
         markers: Strings that are special tokens in some tokenizers.
         arguments_key: The key of the arguments in a JSON object.
@@ -99,7 +99,7 @@ class Dialect:
     id_form: Literal["call", "nine_letters"] = "call"
 
     def openings(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The strings in a text that begin a call of one of these tools, or may."""
+        """The strings in a text that may begin a call of one of these tools."""
         if self.style == "python" and self.section[0][0] not in self.markers:
             return (*(f"{self.section[0][0]}{name}(" for name in names), self.wrap[0])
         firsts = (*self.section[0][:1], self.call[0])
@@ -113,13 +113,13 @@ class Dialect:
 
     @property
     def end(self) -> tuple[str, ...]:
-        """What stands behind the body of a call, without white space."""
+        """What follows the body of a call, without white space."""
         last_slot = max(i for i, piece in enumerate(self.call) if isinstance(piece, Slot))
         return _without_space(self.call[last_slot + 1 :])
 
     @property
     def has_marked_section(self) -> bool:
-        """Whether what stands before the first call cannot be text."""
+        """Whether what comes before the first call cannot be text."""
         return self.section[0][:1] != () and self.section[0][0] in self.markers
 
     @property
@@ -210,7 +210,7 @@ _RECORDS = (
             *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"),
             *("<|end|>", "<|call|>", "<|return|>"),
         ),
-        # The recipient stands in front of the channel or behind it.
+        # The recipient comes before the channel or after it.
         head=(
             r"(<\|start\|>assistant)?\s*+(to=functions\.(?P<first>[\w.-]+))?\s*+"
             r"(<\|channel\|>\s*+(commentary|analysis)?\s*+(to=functions\.(?P<name>[\w.-]+))?)?"

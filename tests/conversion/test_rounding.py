@@ -24,7 +24,13 @@ from tests.golden.vision_variants import vision_tensors, write_vision_checkpoint
 from tests.models import packers
 from tests.models.paged import PagedModel, load_directory
 
-FAST = ("mixtral",)
+FAST = "mixtral"
+DIFFERENT = ("deepseek_v3", "gemma3", "gpt_oss", "lfm2_moe", "nemotron_h", "phi3", "qwen2_moe", "qwen3_5_moe")
+"""Families whose kernels have least in common."""
+
+
+def mark_of(variant: str) -> Any:
+    return () if variant == FAST else pytest.mark.slow if variant in DIFFERENT else pytest.mark.long
 
 
 def write(directory: Path, variant: str) -> Path:
@@ -54,9 +60,7 @@ def assert_same(source: Path, made: Path, quantization: str) -> None:
             assert first.form == second.form
 
 
-@pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in one_of_each()]
-)
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=mark_of(name)) for name in one_of_each()])
 def test_every_family_is_the_model_that_serve_rounds(tmp_path: Path, variant: str):
     source = write(tmp_path / "source", variant)
     for quantization in FORMS:
@@ -102,22 +106,25 @@ def test_numbers_mean_what_the_form_says(tmp_path: Path):
             np.testing.assert_array_equal(found.astype(np.float32), meant)
 
 
-def test_transformers_computes_the_same(tmp_path: Path):
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=() if name == FAST else pytest.mark.slow) for name in rounded_reference.MODELS],
+)
+def test_transformers_computes_the_same(tmp_path: Path, variant: str):
     """Numbers as compressed-tensors restores them, and logits of transformers, recorded by `rounded_reference.py`."""
     with np.load(rounded_reference.RECORD) as file:
         record = dict(file)
     note = json.loads(str(record.pop("note")))
-    for variant in rounded_reference.MODELS:
-        rounded_reference.write(tmp_path / variant, variant)
-        for quantization in rounded_reference.QUANTIZATIONS:
-            case, tokens = f"{variant} {quantization}", rounded_reference.tokens(variant)
-            convert(tmp_path / variant, tmp_path / case, quantization=quantization)
-            with open_checkpoint(tmp_path / case, read_spec(tmp_path / case).names) as checkpoint:
-                found = {name: rounded_reference.digest(checkpoint.read(name)) for name in note[case]}
-            assert found == note[case] and len(found) >= 14, case
-            config, model = load_directory(tmp_path / case)
-            logits = PagedModel(config, model).extend({0: tokens})[0][:, rounded_reference.COLUMNS]
-            np.testing.assert_allclose(logits, record[case], rtol=0, atol=5e-5, err_msg=case)
+    rounded_reference.write(tmp_path / variant, variant)
+    for quantization in rounded_reference.QUANTIZATIONS:
+        case, tokens = f"{variant} {quantization}", rounded_reference.tokens(variant)
+        convert(tmp_path / variant, tmp_path / case, quantization=quantization)
+        with open_checkpoint(tmp_path / case, read_spec(tmp_path / case).names) as checkpoint:
+            found = {name: rounded_reference.digest(checkpoint.read(name)) for name in note[case]}
+        assert found == note[case] and len(found) >= 14, case
+        config, model = load_directory(tmp_path / case)
+        logits = PagedModel(config, model).extend({0: tokens})[0][:, rounded_reference.COLUMNS]
+        np.testing.assert_allclose(logits, record[case], rtol=0, atol=5e-5, err_msg=case)
 
 
 def test_what_is_not_rounded_is_listed_and_kept(tmp_path: Path):

@@ -6,8 +6,9 @@ import pytest
 
 from docs.tables import thinking
 from jsg.config import REASONING_PARSERS, TOOL_CALL_PARSERS
-from jsg.speech.answers.tool_calls import MAX_HELD_LEN, parse_tool_calls
+from jsg.speech.answers.tool_calls import MAX_HELD_LEN
 from jsg.speech.dialects import DIALECTS
+from tests.speech.parsed import parse_tool_calls
 from tests.test_layout import ROOT
 
 PAGE = (ROOT / "docs" / "thinking.md").read_text(encoding="utf-8")

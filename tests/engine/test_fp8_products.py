@@ -18,7 +18,10 @@ from jsg.models.config import read_spec
 from jsg.models.loading import load_model
 from jsg.models.tensor_parallel import AXES
 from tests.engine import small
+from tests.engine.shared_out import answers
 from tests.engine.test_kv_dtype import score
+from tests.golden.variants import random_tokens
+from tests.models.fp8_reference import CONFIGS, KINDS, write_model
 
 
 def kernels_of(model: nnx.Module, kind: type) -> list:
@@ -79,3 +82,41 @@ def test_an_engine_answers_nearly_as_with_long_rows(core_of, small_model: pathli
     np.testing.assert_array_equal(found[len(found) // 2 :], again)
     off = np.abs(found - expected)
     assert 0 < off.mean() < 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", CONFIGS)
+def test_two_devices_round_their_own_parts_of_rows(tmp_path: pathlib.Path, compile_cache_dir: str, shape: str):
+    """Scores of a prompt and its answer are those of the definition, with one device and with two.
+
+    Where a kernel has a scale for each block, two devices round in the same groups as one. Means are compared, because
+    of so many numbers one may be so near a tie that it is rounded apart, which changes later scores by up to 0.04.
+    """
+    runs, expected = [], []
+    for kind in KINDS:
+        written = write_model(tmp_path / kind, shape, kind)
+        run = {"variant": shape, "directory": str(written.directory), "cache_dir": compile_cache_dir, "num_new": 8}
+        run |= {"num_requests": 2, "knobs": {"fp8_products": "on", **small.DETERMINISTIC}}
+        for count in (1, 2):
+            runs.append({**run, "tp_size": count})
+            expected.append((written, count))
+    for answer, (written, count) in zip(answers(runs), expected, strict=True):
+        assert ", products in e4m3" in answer["plan"]
+        tokens = [*random_tokens(shape, 0, 100), *answer["tokens"]["scored"]]
+        found = [*answer["prompt_logprobs"], *answer["logprobs"]]
+        own, other, unrounded = (
+            np.abs(found - scores_of(logits, tokens)[-len(found) :]).mean()
+            for logits in (
+                written.logits(tokens, count),
+                written.logits(tokens, 3 - count),
+                written.logits(tokens, round_rows=False),
+            )
+        )
+        assert own < 4e-3 and own < unrounded / 2, (written.directory.name, count)
+        assert (own < other / 2) == (written.block is None), (written.directory.name, count)
+
+
+def scores_of(logits: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """The log-probability of each token after the first."""
+    scores = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    return scores[np.arange(len(tokens) - 1), tokens[1:]]

@@ -19,6 +19,7 @@ from jsg.errors import ModelError
 from jsg.gguf import folder
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
+from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model, load_model, with_kept
 from jsg.models.spec import ModelSpec
@@ -151,6 +152,11 @@ def test_a_converted_model_has_the_restored_numbers(tmp_path: Path):
     assert spec == read_spec(source)
     for ours, theirs in zip(*(parameters(load_model(each, spec)) for each in (tmp_path / "new", source)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+    with open_checkpoint(source) as before, open_checkpoint(tmp_path / "new") as after:
+        assert before.forms() and not after.forms()
+        assert {after.listed()[name].dtype for name in before.forms()} == {"F32"}
+    with pytest.raises(ModelError, match=r"kernels are not in few bits, but those of SRC are; convert the one"):
+        convert(source, tmp_path / "few", quantization="int8")
 
 
 def test_the_log_says_what_restoring_costs(tmp_path: Path, caplog: pytest.LogCaptureFixture):

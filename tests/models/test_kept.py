@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jsg.config import EngineConfig
+from jsg.engine import dry_run
+from jsg.engine.device import fp8_kernels
+from jsg.engine.device.cards import NAMES
 from jsg.engine.device.panels import lay_out
 from jsg.engine.dry_run import weight_bytes
 from jsg.kernels_pallas.few_bits import Quantised
@@ -110,6 +114,20 @@ def test_the_plan_counts_what_is_held(tmp_path: Path):
     loaded = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(load_model(there, config))))
     total, restored = weight_bytes(config, jnp.dtype(jnp.float32), "none", 1, 1)
     assert total == loaded and restored == 4 * 128 * 2 * 256
+
+
+def test_the_plan_restores_no_kernel_in_e4m3_where_rows_are_rounded_to_it(tmp_path: Path):
+    there, _ = written(tmp_path, "wide", BLOCKS)
+    config = with_kept(there, read_spec(there))
+    laid_out = load_model(there, config)
+    fp8_kernels.lay_out(laid_out)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(laid_out)))
+    assert weight_bytes(config, jnp.dtype(jnp.float32), "none", 1, 1) == (held, 4 * 256 * 128)
+    assert weight_bytes(config, jnp.dtype(jnp.float32), "none", 1, 1, rounds_rows=True) == (held, 0)
+    with mock.patch.object(dry_run, "largest_step_bound", wraps=dry_run.largest_step_bound) as bound:
+        dry_run._fits(EngineConfig(model_path=str(there)), there, config, None)
+    restored = {name: call.kwargs["restored_bytes"] for name, call in zip(NAMES, bound.call_args_list, strict=True)}
+    assert restored["h200"] == 0 and restored["a100_80gb"] == 2 * 256 * 128
 
 
 def test_devices_share_out_whole_groups(tmp_path: Path):

@@ -40,6 +40,22 @@ def test_each_recorded_section_is_read_or_refused_for_a_reason() -> None:
         assert re.search(reason, said), (part, said)
 
 
+def test_algorithms_that_are_not_read_are_named() -> None:
+    """Blocks of e4m3, and NVFP4 whose inputs are scaled, are other forms than those whose names they contain."""
+    algorithms = "quant_algo must be FP8 or NVFP4 or W4A16_NVFP4"
+    for value in ("FP8_PB_WO", "fp8_pb_wo", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4_AWQ", "nvfp4_awq", "W4A8_AWQ"):
+        section = {"quant_method": "modelopt", "quant_algo": value}
+        assert verdict(section) == f"refused: {algorithms} or MIXED_PRECISION, but is {value!r}"
+        layer = {"quantized_layers": {"model.layers.0.mlp.down_proj": {"quant_algo": value}}}
+        said = verdict({**section, "quant_algo": "MIXED_PRECISION", **layer})
+        assert said == f"refused: quantized_layers: model.layers.0.mlp.down_proj: {algorithms}, but is {value!r}"
+    assert verdict({**section, **layer, "quant_algo": "NVFP4"}).startswith("refused: quantized_layers")
+    layer["quantized_layers"] = {"model.layers.0.mlp.down_proj": {"quant_algo": "NVFP4", "group_size": 16}}
+    assert verdict({**section, **layer, "quant_algo": "MIXED_PRECISION"}) == "modelopt, MIXED_PRECISION"
+    said = verdict({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"})
+    assert re.fullmatch("refused: quant_method must be awq or .*, but is 'auto-round'", said)
+
+
 def test_expressions_that_could_take_forever_are_refused() -> None:
     """Python tries 2^n ways to share n characters out between two repeats, or n^k between k of them."""
     for pattern in ("re:(a+)+$", "re:(?:a|a)*b", "re:.*.*.*.*.*x", "re:(a{1,9}){1,9}b"):

@@ -255,10 +255,10 @@ PROCESSING = (
     ),
     Mutation(
         "processing: a stop string goes across a marker",
-        "jsg/speech/answers/call_stops.py",
-        "if text_len + self._parser.held_len < held_len:",
+        "jsg/speech/answers/parts_reader.py",
+        "if not found and text_len + self._parser.held_len < held_len:",
         "if False:",
-        "tests/speech/answers/test_call_stops.py",
+        "tests/speech/answers/test_parts_reader.py",
     ),
     Mutation(
         "processing: a mark in a string of JSON ends an argument",

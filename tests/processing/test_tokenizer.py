@@ -288,7 +288,7 @@ def test_code_in_a_model_directory_is_never_run(tmp_path: Path) -> None:
 def test_loading_imports_neither_jax_nor_transformers(directories: dict[str, Path]) -> None:
     program = (
         "import sys; from pathlib import Path; from jsg.processing.tokenizer import load_tokenizer\n"
-        "import jsg.speech.answers.output, jsg.speech.prompts.chat_template, jsg.sources\n"
+        "import jsg.speech.answers.answer_stream, jsg.speech.prompts.chat_template, jsg.sources\n"
         "load_tokenizer(Path(sys.argv[1]))\n"
         "print([name for name in ('jax', 'transformers', 'huggingface_hub') if name in sys.modules])"
     )

@@ -194,7 +194,7 @@ class TestCache:
         assert "cache" not in generate(http, input_ids=[5], sampling_params=sampling).json()["meta_info"]
 
     def test_for_what_an_answer_waited(self, http):
-        body = {"text": "word " * 1000, "sampling_params": {"max_new_tokens": 2}}
+        body = {"text": "word " * 9, "sampling_params": {"max_new_tokens": 2}}
         waited = generate(http, **body, return_waited=True).json()["meta_info"]["waited"]
         assert waited.keys() == {"rows", "text"} and waited["rows"] == QUEUE_S and waited["text"] > 0
         assert "waited" not in generate(http, **body).json()["meta_info"]

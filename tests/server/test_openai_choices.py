@@ -23,6 +23,7 @@ from jsg.server.text_threads import TextThreads
 from jsg.speech.answers.answer import Answer
 from jsg.speech.prompts.chat_prompt import ChatPrompt
 from jsg.speech.rules.thinking import ThoughtWish
+from jsg.speech.rules.tool_use import Speech
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 
 MakeChoice = Callable[[Answer], Choice]
@@ -158,7 +159,6 @@ class TestMessages:
 def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
     threads = TextThreads()
     front: Any = SimpleNamespace(
-        thinking=None,
         chat=ChatPrompt(tokenizer),
         generator=SimpleNamespace(info=SimpleNamespace(max_request_tokens=1000)),
         media=MediaSources(None, threads),
@@ -166,8 +166,9 @@ def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
     messages = [{"role": "assistant", "content": "a"}]
     body = ChatBody.model_validate({"messages": messages, "continue_final_message": continues})
     call = ApiCall(caller=Caller(), route="/v1/chat/completions")
+    plan = body.plan(Speech(front.chat.template, dialect=None, special=frozenset()))
     with contextlib.closing(threads):
-        assert asyncio.run(_prompt(body, 0, FieldRules(), call, front, None)).is_continued is continues
+        assert asyncio.run(_prompt(body, 0, FieldRules(), call, front, plan)).is_continued is continues
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])

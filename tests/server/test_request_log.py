@@ -113,8 +113,10 @@ class TestLines:
         response = logging_server.post("/v1/completions", body, "done", traceparent=TRACEPARENT)
         line = logging_server.line("done")
         usage = response.json()["usage"]
-        assert line | {"time": 0, "tenant": 0, "ttft_s": 0, "e2e_s": 0} == {
+        assert line["waited"].keys() == {"rows", "text"} and line["waited"]["rows"] == line["queue_s"]
+        assert line | {"time": 0, "tenant": 0, "ttft_s": 0, "e2e_s": 0, "waited": 0} == {
             "time": 0,
+            "waited": 0,
             "level": "INFO",
             "source": "requests",
             "request_id": "done",

@@ -194,7 +194,7 @@ def _answer(core: Core, call: Call, clock: LoopClock, intake: Intake) -> Reply:
     if call.name == "stats" and isinstance(value, dict):
         value |= dataclasses.asdict(clock)
         for name in ("num_waiting", stat_of(WaitReason.NEXT_STEP)):
-            value[name] += len(intake)
+            value[name] = value.get(name, 0) + len(intake)
     return Reply(call.number, value)
 
 

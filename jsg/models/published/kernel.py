@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import ml_dtypes
@@ -64,11 +64,11 @@ class Kernel:
 
     dtype = "F32"
 
-    def __init__(self, group: Group, roles: Iterable[str], layout: Layout):
+    def __init__(self, group: Group, layout: Layout):
         self._name, self._layout = group.name, layout
         *lead, rows, columns = layout.numbers.shape
         self.shape = (*lead, columns, rows) if layout.is_turned else (*lead, rows, columns)
-        self.parts = {name: group.held[name] for name in map(group.full_name, ("", *roles)) if name in group.held}
+        self.parts = {group.full_name(role): tensor for role, tensor in group.parts.items()}
         self.num_bytes = sum(math.prod(each.shape) * ITEM_BYTES.get(each.dtype, 1) for each in self.parts.values())
 
     @property
@@ -268,6 +268,8 @@ def restored[Tensor: Stored](
     """
     kernels, others = published.sorted(tensors)
     published.check_skips(kernels, here)
-    groups = [Group(name, tensors) for name in kernels]
-    made = {group.name: Kernel(group, published.roles, published.layout(group)) for group in groups}
-    return {**{name: tensors[name] for name in others}, **made}
+    made: dict[str, Tensor | Kernel] = {name: tensors[name] for name in others}
+    for kernel, parts in kernels.items():
+        group = Group(kernel, {role: tensors[name] for role, name in parts.items()})
+        made[kernel] = Kernel(group, published.layout(group))
+    return made

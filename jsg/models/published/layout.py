@@ -118,6 +118,16 @@ class Layout:
     is_exact: bool = False
 
 
+def module_of(kernel: str) -> str:
+    """The name of a kernel's module."""
+    return kernel.removesuffix(".weight")
+
+
+def full_name(kernel: str, role: str) -> str:
+    """The name of the tensor with this role for a kernel."""
+    return (module_of(kernel) if role.startswith(".") else kernel) + role
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
     """The tensors of a checkpoint that make one kernel.
@@ -126,24 +136,24 @@ class Group:
 
     Attributes:
         name: The kernel's name, such as `model.layers.0.mlp.down_proj.weight`.
-        held: All tensors of the checkpoint by their stored names.
+        parts: Its tensors by their roles.
     """
 
     name: str
-    held: Mapping[str, Stored]
+    parts: Mapping[str, Stored]
 
     @property
     def module(self) -> str:
         """The module's name."""
-        return self.name.removesuffix(".weight")
+        return module_of(self.name)
 
     def full_name(self, role: str) -> str:
         """The name of the tensor with this role."""
-        return (self.module if role.startswith(".") else self.name) + role
+        return full_name(self.name, role)
 
     def find(self, role: str) -> Stored | None:
         """The tensor with this role, if there is one."""
-        return self.held.get(self.full_name(role))
+        return self.parts.get(role)
 
     def tensor(self, role: str, dtypes: Sequence[str], *axes: int) -> Stored:
         """The tensor with this role.
@@ -156,11 +166,12 @@ class Group:
         Raises:
             ModelError: It is missing, or is not as it must be.
         """
-        name, tensor = self.full_name(role), self.find(role)
+        tensor = self.find(role)
         if tensor is None:
+            name = self.full_name(role)
             raise ModelError(f"the checkpoint must hold {name}, a part of {self.name}, but does not; {DAMAGED}")
         if tensor.dtype not in dtypes:
-            raise ModelError(f"{name} must be {' or '.join(dtypes)}, but is {tensor.dtype}; {DAMAGED}")
+            raise ModelError(f"{self.full_name(role)} must be {' or '.join(dtypes)}, but is {tensor.dtype}; {DAMAGED}")
         if 0 in tensor.shape:
             self._refuse(role, "numbers")
         if axes and len(tensor.shape) not in axes:
@@ -199,5 +210,5 @@ class Group:
         return Plane(tensor=Reshaped(tensor, small), shape=small), (1 if count == rows else rows, columns)
 
     def _refuse(self, role: str, rule: str) -> NoReturn:
-        name = self.full_name(role)
-        raise ModelError(f"{name} must have {rule}, but has the shape {list(self.held[name].shape)}; {DAMAGED}")
+        shape = list(self.parts[role].shape)
+        raise ModelError(f"{self.full_name(role)} must have {rule}, but has the shape {shape}; {DAMAGED}")

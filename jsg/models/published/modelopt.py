@@ -6,7 +6,8 @@ from jsg.models.published.record import Published, read_rule, refuse_others, req
 from jsg.sources import Fields
 
 GROUP = 16
-ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
+MIXED = "MIXED_PRECISION"
+ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4")
 _FIELDS = (
     "quant_algo ignore exclude_modules group_size config_groups quantized_layers kv_cache_scheme kv_cache_quant_algo"
 )
@@ -18,10 +19,13 @@ def read(config: Fields) -> Published:
     Raises:
         FieldError: A field has another value than those that are supported.
     """
-    algorithm = require_one_of(config, "quant_algo", *ALGORITHMS)
+    algorithm = require_one_of(config, "quant_algo", *ALGORITHMS, MIXED)
     refuse_others(config, _FIELDS, "modelopt")
     if "NVFP4" in algorithm:
         require_one_of(config, "group_size", GROUP, default=GROUP)
+    layers = config.section("quantized_layers") or Fields(config.file, {})
+    for name in layers.names():
+        require_one_of(layers.section(name) or layers, "quant_algo", *ALGORITHMS)
     return Published(
         title=f"modelopt, {algorithm}",
         marks={".weight_scale": ".weight", ".weight_scale_2": ".weight"},

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from jsg.errors import ModelError
 from jsg.kernels_pallas.form import Form
-from jsg.models.published.layout import Group, Layout
+from jsg.models.published.layout import Group, Layout, full_name, module_of
 from jsg.models.without_effect import refuse_unknown
 from jsg.sources import MAX_INTEGER, Fields
 
@@ -81,8 +81,10 @@ class Published:
     skips: Rule
     adds_biases: bool = False
 
-    def sorted(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """The names of the kernels in few bits that these tensors make, and of the tensors that are read as they are.
+    def sorted(self, names: Iterable[str]) -> tuple[dict[str, dict[str, str]], list[str]]:
+        """The kernels in few bits that these tensors make, and the names of the tensors that are read as they are.
+
+        A kernel is the name of each of its tensors by role.
 
         Raises:
             ModelError: There is no such kernel.
@@ -99,15 +101,17 @@ class Published:
                 f"{self.where} says that kernels are quantised ({self.title}), but the checkpoint holds none that is; "
                 "remove the field, or download the checkpoint again"
             )
-        parts = {Group(name, {}).full_name(role) for name in found for role in (*self.roles, "")}
-        others = [name for name in held if name not in parts and not UNREAD.fullmatch(name)]
-        return list(found), others
+        roles, kernels = ("", *self.roles), dict[str, dict[str, str]]()
+        for kernel in found:
+            kernels[kernel] = {role: name for role in roles if (name := full_name(kernel, role)) in held}
+        parts = {name for kernel in kernels.values() for name in kernel.values()}
+        return kernels, [name for name in held if name not in parts and not UNREAD.fullmatch(name)]
 
     def check_skips(self, kernels: Iterable[str], here: Callable[[str], str]) -> None:
         """Raises ModelError if one of these kernels is in few bits, but must not be."""
         for name in kernels:
             for each in dict.fromkeys((name, here(name))):
-                if (rule := self.skips(Group(each, {}).module)) is not None:
+                if (rule := self.skips(module_of(each))) is not None:
                     raise ModelError(
                         f"{self.where} says that {name} is not quantised ({rule!r}), but the checkpoint holds it in "
                         "few bits; are config.json and the checkpoint of one model?"

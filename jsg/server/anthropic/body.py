@@ -13,14 +13,11 @@ from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
-    Constraint,
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
-    grammar_fields,
     grammar_options,
     only_one,
-    text_form,
 )
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import VALUES
@@ -28,8 +25,9 @@ from jsg.server.shared.messages import ARGUMENTS, PREFIX_END, arguments_for_temp
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.thinking_fields import EFFORT, Asked, Thinking, join_wishes
 from jsg.server.shared.tools import DESCRIPTION, STRICT, TOOLS, ToolName
+from jsg.speech.reply_plan import Constraint, ReplyPlan
 from jsg.speech.rules.thinking import Effort, ThoughtWish, unsealed
-from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech, Tool
 from jsg.types import SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
@@ -371,11 +369,14 @@ class CountTokensBody(Body):
             Constraint(field, "json_schema", form.schema_) for field, form in given.items() if form is not None
         )
 
-    def tool_use(self, speech: Speech) -> ToolUse | None:
-        """The tools that the answer may call; None for none. Raises RequestError."""
+    def plan(self, speech: Speech) -> ReplyPlan:
+        """How the answer is asked for and read. Raises RequestError."""
         choice = Choice() if self.tool_choice is None else self.tool_choice.choice()
         tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
-        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
+        plan = ReplyPlan(
+            speech, self.thought_wish(), self.constraint(), grammar_options(self), is_continued=self.is_continued
+        )
+        return plan.with_tools(tools, choice)
 
     def thought_wish(self) -> ThoughtWish:
         """What the client wants of thoughts: without `thinking` they are not shown."""
@@ -445,10 +446,9 @@ class MessagesBody(with_sampling(CountTokensBody, "anthropic")):
         """The end user."""
         return None if self.metadata is None else self.metadata.user_id
 
-    def to_sampling(self, tools: ToolUse | None) -> SamplingParams:
+    def to_sampling(self, plan: ReplyPlan) -> SamplingParams:
         """How to choose tokens and when to stop. Raises RequestError for a value out of range."""
-        grammar = grammar_fields(self.constraint(), tools, grammar_options(self))
-        return SamplingParams.from_dict(sampling_fields(self, "anthropic") | grammar)
+        return SamplingParams.from_dict(sampling_fields(self, "anthropic") | plan.sampling)
 
     @property
     def thought_display(self) -> Literal["summarized", "omitted"] | None:

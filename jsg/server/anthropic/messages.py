@@ -26,8 +26,8 @@ from jsg.server.shared.thinking_fields import template_wishes
 from jsg.speech.answers.answer import Answer, Prompt
 from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.speech.prompts.encode_parts import EncodedPrompt
-from jsg.speech.rules.thinking import sealed, signature_of, think
-from jsg.speech.rules.tool_use import AnswerReader, ToolUse, naming
+from jsg.speech.reply_plan import ReplyPlan
+from jsg.speech.rules.thinking import sealed, signature_of
 from jsg.types import FinishType
 
 router = new_router()
@@ -46,29 +46,26 @@ async def create_message(
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
     with client_names(body.client_names()):
-        wish = body.thought_wish()
-        tools = body.tool_use(front.speech)
-        with naming(tools):
+        plan = body.plan(front.speech)
+        with plan.naming():
             namespace = call.caller.namespace(body.cache_salt, body.extra_key)
             prompt = Prompt(
                 rid=f"msg_{new_rid()}",
-                **(await _encode(body, num_bytes, rules, front, tools, namespace)).fields,
-                sampling=body.to_sampling(tools),
+                **(await _encode(body, num_bytes, rules, front, plan, namespace)).fields,
+                sampling=body.to_sampling(plan),
                 is_continued=body.is_continued,
-                calls=None if tools is None else tools.call_form,
                 namespace=namespace,
                 priority=body.priority or 0,
             )
-            prompt = think(prompt, front.chat_thinking, wish, rules.pass_over, may_begin=not body.is_continued)
+            prompt = plan.ready(prompt, rules.pass_over, only_complete=not body.stream)
             generation = await begin(request, front, call, [prompt])
-            reader = AnswerReader(generation.answers[0], tools)
             blocks = _Blocks(body.thought_display)
             if body.stream:
-                events = _events(generation, reader, blocks, front.model_name)
+                events = _events(generation, blocks, front.model_name)
                 return await respond_with_events(request, events, named=True)
             await until_disconnect(request, generation.complete())
     [answer] = generation.answers
-    found = reader.whole(only_complete=True)
+    found = answer.parsed
     content = blocks.thoughts_of(answer)
     content += [_text_block(found.content)] if found.content else []
     content += [_call_block(call.id, call.name, msgspec.json.decode(call.arguments)) for call in found.calls]
@@ -84,17 +81,16 @@ async def count_tokens(
     """Counts the tokens of the prompt."""
     front.check_model(body.model)
     with client_names(body.client_names()):
-        tools = body.tool_use(front.speech)
-        encoded = await _encode(body, num_bytes, rules, front, tools, caller.namespace(), names_points=False)
+        plan = body.plan(front.speech)
+        encoded = await _encode(body, num_bytes, rules, front, plan, caller.namespace(), names_points=False)
         return json_response({"input_tokens": len(encoded.input_ids)})
 
 
 async def _encode(
-    body: CountTokensBody, num_bytes: int, rules: FieldRules, front: Front, tools: ToolUse | None, namespace: str,
+    body: CountTokensBody, num_bytes: int, rules: FieldRules, front: Front, plan: ReplyPlan, namespace: str,
     *, names_points: bool = True,
 ) -> EncodedPrompt:  # fmt: skip
     template = front.chat.template
-    asked = body.asked_of_thoughts
 
     def turns() -> list[dict[str, Any]]:
         found = body.turns(rules)
@@ -109,16 +105,14 @@ async def _encode(
         turns,
         num_bytes,
         namespace=namespace,
-        continue_final_message=body.is_continued,
-        template_kwargs=template_wishes(body.thought_wish(), template, front.thinking, asked, rules),
-        tools=None if tools is None else tools.shown,
+        continue_final_message=plan.is_continued,
+        template_kwargs=template_wishes(plan, body.asked_of_thoughts, rules),
+        tools=plan.shown_tools,
         names_points=names_points,
     )
 
 
-async def _events(
-    generation: Generation, reader: AnswerReader, blocks: "_Blocks", model_name: str
-) -> AsyncGenerator[Event]:
+async def _events(generation: Generation, blocks: "_Blocks", model_name: str) -> AsyncGenerator[Event]:
     """The events in Anthropic's order. The first comes with the first token, and a block once it has content."""
     [answer] = generation.answers
     has_begun = False
@@ -129,10 +123,10 @@ async def _events(
                 yield {"type": "message_start", "message": _message(answer, model_name)}
             for event in blocks.think(delta.thoughts):
                 yield event
-            for found in reader.read(delta):
+            for found in delta.parts:
                 for event in blocks.events(found):
                     yield event
-    ending = _ending(answer, has_calls=reader.has_calls)
+    ending = _ending(answer, has_calls=answer.has_calls)
     for event in blocks.end():
         yield event
     yield {"type": "message_delta", "delta": ending, "usage": _counts(answer), **constraint_of(answer)}

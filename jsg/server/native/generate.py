@@ -30,7 +30,8 @@ from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, M
 from jsg.server.shared.prompt_parts import encode_prompt
 from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, asked
 from jsg.speech.prompts.encode_parts import EncodedPrompt, split_answer
-from jsg.speech.rules.thinking import NO_THOUGHTS, ThoughtWish, think
+from jsg.speech.reply_plan import ReplyPlan
+from jsg.speech.rules.thinking import NO_THOUGHTS, ThoughtWish
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 HOLD_BEAT_S = 15.0
@@ -254,12 +255,13 @@ async def _thinking(
             "leave it out",
             "separate_reasoning",
         )
-    if front.thinking is None:
+    if front.speech.thinking is None:
         given = [name for name in ("require_reasoning", "separate_reasoning") if getattr(body, name)]
         for name in given:
             rules.pass_over(name, NO_THOUGHTS)
+    plan = ReplyPlan(front.speech, wish)
     return await front.generator.share.each(
-        call.caller.tenant, lambda prompt: think(prompt, front.thinking, wish, rules.pass_over), prompts
+        call.caller.tenant, lambda prompt: plan.ready(prompt, rules.pass_over), prompts
     )
 
 

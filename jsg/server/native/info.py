@@ -14,6 +14,7 @@ from jsg.errors import EngineDeadError, TimeLimitError
 from jsg.server.front import Front, ReadyFront, public_name, state_of
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
+from jsg.waits import WaitReason, stat_of
 
 HIDDEN_KNOBS = frozenset(
     {

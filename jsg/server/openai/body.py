@@ -14,11 +14,9 @@ from jsg.server.http.body import GRAMMAR, Body, Rid, client_names
 from jsg.server.openai.response_format import CHOICES, OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
-    Constraint,
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
-    grammar_fields,
     grammar_options,
     only_one,
 )
@@ -26,7 +24,8 @@ from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_C
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.speech.answers.answer import Prompt
-from jsg.speech.rules.tool_use import ToolUse
+from jsg.speech.reply_plan import Constraint, ReplyPlan
+from jsg.speech.rules.tool_use import Speech
 from jsg.types import GRAMMAR_FIELDS, GrammarKind, SamplingParams
 
 GRAMMARS: Mapping[str, GrammarKind] = {
@@ -182,15 +181,15 @@ class OpenAIBody(with_sampling(Body, "openai")):
         rid: str,
         input_ids: tuple[int, ...] | PromptIds,
         *,
+        plan: ReplyPlan,
         max_new_tokens: int,
-        tools: ToolUse | None = None,
         **others: Any,
     ) -> Prompt:
         """A prompt that is sampled as the body says; `others` are fields of `Prompt`. Raises RequestError."""
         return Prompt(
             rid=rid,
             input_ids=input_ids,
-            sampling=self._to_sampling(max_new_tokens, tools),
+            sampling=self._to_sampling(max_new_tokens, plan),
             namespace=call.caller.namespace(self.cache_salt, self.extra_key),
             priority=self.priority or 0,
             **others,
@@ -208,11 +207,14 @@ class OpenAIBody(with_sampling(Body, "openai")):
     def _params(self) -> dict[str, str]:
         return {"text": self.PROMPT}
 
-    def _to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
+    def plan(self, speech: Speech) -> ReplyPlan:
+        """How an answer is asked for and read. Raises RequestError."""
+        return ReplyPlan(speech, constraint=self.constraint(), options=self._grammar_options())
+
+    def _to_sampling(self, max_new_tokens: int, plan: ReplyPlan) -> SamplingParams:
         fields = sampling_fields(self, "openai")
         fields["no_stop_trim"] = fields["no_stop_trim"] or self.include_stop_str_in_output
-        grammar = grammar_fields(self.constraint(), tools, self._grammar_options())
-        return SamplingParams.from_dict({**fields, "max_new_tokens": max_new_tokens, **grammar})
+        return SamplingParams.from_dict({**fields, "max_new_tokens": max_new_tokens, **plan.sampling})
 
     def _grammar_options(self) -> dict[str, Any]:
         options, name = grammar_options(self), "additional_properties"

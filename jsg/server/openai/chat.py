@@ -23,7 +23,6 @@ from jsg.server.openai.common import TokenNames, head_of, rendered, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
 from jsg.server.shared.answers import constraint_of, finish_of, scores_json
 from jsg.server.shared.beginning import begin
-from jsg.server.shared.constraint import text_form
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
 from jsg.server.shared.harmless import VALUES, harmless, template_variables
 from jsg.server.shared.messages import Message
@@ -31,8 +30,9 @@ from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Asked, Reasoning, 
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS, ChatTool, FunctionDefinition
 from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt
 from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
-from jsg.speech.rules.thinking import Effort, ThoughtWish, think
-from jsg.speech.rules.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
+from jsg.speech.reply_plan import ReplyPlan
+from jsg.speech.rules.thinking import Effort, ThoughtWish
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 _NO_AUDIO = "models of this version write text only; leave it out"
@@ -157,19 +157,18 @@ class ChatBody(OpenAIBody):
         limits = [ThoughtWish(budget=getattr(self, name), budget_field=name) for name in budgets]
         return join_wishes([own, *limits, *others])
 
-    def template_kwargs(self, front: Front, rules: FieldRules) -> dict[str, Any]:
+    def template_kwargs(self, plan: ReplyPlan, rules: FieldRules) -> dict[str, Any]:
         """Variables for the chat template. Raises RequestError for one without an effect where the rules are strict."""
-        template = front.chat.template
-        kwargs = template_variables(self.chat_template_kwargs, template.variables, rules)
+        kwargs = template_variables(self.chat_template_kwargs, plan.speech.template.variables, rules)
         asked = {name: each.asked for name in ("thinking", "reasoning") if (each := getattr(self, name)) is not None}
         if self.reasoning_effort is not None:
             asked["reasoning_effort"] = Asked(ThoughtWish(effort=self.reasoning_effort))
         if self.enable_thinking is not None:
             asked["enable_thinking"] = Asked(ThoughtWish(self.enable_thinking))
-        return template_wishes(self.thought_wish(), template, front.thinking, asked, rules, kwargs)
+        return template_wishes(plan, asked, rules, kwargs)
 
-    def tool_use(self, speech: Speech) -> ToolUse | None:
-        """The tools that the answer may call; None for none. Raises RequestError."""
+    def plan(self, speech: Speech) -> ReplyPlan:
+        """How an answer is asked for and read. Raises RequestError."""
         tools = [tool.function.tool(f"tools[{i}].function") for i, tool in enumerate(self.tools or ())]
         chosen = self.tool_choice
         if self.functions:
@@ -184,7 +183,10 @@ class ChatBody(OpenAIBody):
                 choice = Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False or bool(self.functions)
         choice = dataclasses.replace(choice, is_one_call=is_one_call)
-        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
+        plan = dataclasses.replace(
+            super().plan(speech), wish=self.thought_wish(), is_continued=bool(self.continue_final_message)
+        )
+        return plan.with_tools(tools, choice)
 
     def _names(self) -> dict[str, str]:
         tools = {GRAMMAR: "tools"} if self.tools else {}
@@ -240,7 +242,6 @@ class ChatChoice:
         index: int,
         answer: Answer,
         names: TokenNames,
-        tools: ToolUse | None = None,
         *,
         wish: ThoughtWish,
         is_old: bool = False,
@@ -249,7 +250,6 @@ class ChatChoice:
         self.answer = answer
         self._index = index
         self._names = names
-        self._reader = AnswerReader(answer, tools)
         self._is_old = is_old
         self._wish = wish
         self._has_begun = False
@@ -257,7 +257,7 @@ class ChatChoice:
 
     def whole(self) -> dict[str, Any]:
         """The finished answer."""
-        found = self._reader.whole()
+        found = self.answer.parsed
         thoughts = (self.answer.thoughts if self._wish.is_shown else "") or None
         message = {"role": "assistant", "content": found.content, "refusal": None, **_shown_thoughts(thoughts)}
         if found.calls and self._is_old:
@@ -270,9 +270,9 @@ class ChatChoice:
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         """First the role, once; then the text and the calls; at the end the reason for it."""
-        changes = [self._change(found) for found in self._reader.read(delta)]
+        changes = [self._change(part) for part in delta.parts if isinstance(part, CallDelta) or part.text]
         thoughts = self._new_thoughts(delta, is_over=bool(changes))
-        finish = self._finish(is_for_calls=self._reader.has_calls and not self._reader.is_cut)
+        finish = self._finish(is_for_calls=self.answer.has_calls and not self.answer.is_call_cut)
         pieces = []
         if not self._has_begun:
             self._has_begun = True
@@ -300,12 +300,12 @@ class ChatChoice:
         start, self._num_shown = self._num_shown, len(self.answer.thoughts)
         return self.answer.thoughts[start:]
 
-    def _change(self, found: ToolDelta) -> dict[str, Any]:
-        match found:
+    def _change(self, part: ToolDelta) -> dict[str, Any]:
+        match part:
             case ContentDelta(text):
                 return {"content": text}
             case CallDelta():
-                shown = shown_change(found)
+                shown = shown_change(part)
                 return {"function_call": shown["function"]} if self._is_old else {"tool_calls": [shown]}
 
     def _finish(self, *, is_for_calls: bool) -> dict[str, Any]:
@@ -349,13 +349,9 @@ async def chat_completions(
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with body.own_names():
-        tools = body.tool_use(front.speech)
-        with naming(tools):
-            wish = body.thought_wish()
-            prompt = await _prompt(body, num_bytes, rules, call, front, tools)
-            prompt = think(
-                prompt, front.chat_thinking, wish, rules.pass_over, may_begin=not body.continue_final_message
-            )
+        plan = body.plan(front.speech)
+        with plan.naming():
+            prompt = plan.ready(await _prompt(body, num_bytes, rules, call, front, plan), rules.pass_over)
             generation = await begin(request, front, call, [prompt])
             names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
             return await respond(
@@ -364,7 +360,7 @@ async def chat_completions(
                 body,
                 generation,
                 [
-                    ChatChoice(index, answer, names, tools, wish=wish, is_old=bool(body.functions))
+                    ChatChoice(index, answer, names, wish=plan.wish, is_old=bool(body.functions))
                     for index, answer in enumerate(generation.answers)
                 ],
                 head_of(prompt.rid, front) | {"service_tier": None},
@@ -381,26 +377,26 @@ async def render_chat_completions(
     front.check_model(body.model)
     call = ApiCall(caller=caller, route="/v1/chat/completions")
     with body.own_names():
-        tools = body.tool_use(front.speech)
-        with naming(tools):
-            shown = rendered(await _prompt(body, num_bytes, rules, call, front, tools))
+        plan = body.plan(front.speech)
+        with plan.naming():
+            shown = rendered(await _prompt(body, num_bytes, rules, call, front, plan))
     return await respond_in_pieces(json_pieces(shown), functools.partial(front.generator.share.turn, caller.tenant))
 
 
 async def _prompt(
-    body: ChatBody, num_bytes: int, rules: FieldRules, call: ApiCall, front: Front, tools: ToolUse | None
+    body: ChatBody, num_bytes: int, rules: FieldRules, call: ApiCall, front: Front, plan: ReplyPlan
 ) -> Prompt:
     template = front.chat.template
-    kwargs = body.template_kwargs(front, rules)
+    kwargs = body.template_kwargs(plan, rules)
     encoded = await front.media.chat(
         front.chat,
         lambda: [message.to_template(template, rules) for message in body.messages],
         num_bytes,
         namespace=call.caller.namespace(body.cache_salt, body.extra_key),
         add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
+        continue_final_message=plan.is_continued,
         template_kwargs=kwargs,
-        tools=None if tools is None else tools.shown,
+        tools=plan.shown_tools,
     )
     limit = body.max_new_tokens
     if limit is None:
@@ -409,10 +405,9 @@ async def _prompt(
         call,
         body.response_id("chatcmpl"),
         **encoded.fields,
+        plan=plan,
         max_new_tokens=limit,
-        tools=tools,
-        is_continued=bool(body.continue_final_message),
-        calls=None if tools is None else tools.call_form,
+        is_continued=plan.is_continued,
         return_logprob=bool(body.logprobs),
         top_logprobs_num=body.top_logprobs or 0,
     )

@@ -237,6 +237,7 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
             "their tokens; leave one out",
             "echo",
         )
+    plan = body.plan(front.speech)
     alike: dict[int, Prompt] = {}  # by the number of new tokens: what else is sampled is the same for all
 
     def prompt(index: int) -> Prompt:
@@ -247,6 +248,7 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
                 call,
                 rid,
                 encoded.input_ids,
+                plan=plan,
                 max_new_tokens=most_new,
                 return_logprob=body.logprobs is not None,
                 logprob_start_len=0 if body.scores_prompt else -1,

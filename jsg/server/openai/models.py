@@ -89,7 +89,7 @@ def _card(front: Front) -> dict[str, Any]:
         },
         "supported_parameters": [
             *(CHAT_PARAMETERS if does_generate else ()),
-            *(THINKING_PARAMETERS if does_generate and front.thinking is not None else ()),
+            *(THINKING_PARAMETERS if does_generate and front.speech.thinking is not None else ()),
             *(TOOL_PARAMETERS if _takes_tools(front) else ()),
         ],
         "default_parameters": DEFAULTS if does_generate else {},
@@ -121,7 +121,7 @@ def _capabilities(front: Front) -> dict[str, Any]:
 
 def _thinking(front: Front) -> dict[str, Any]:
     template, does_generate = front.chat.template, front.generator.info.embedder is None
-    does_think = does_generate and front.thinking is not None
+    does_think = does_generate and front.speech.thinking is not None
     said, stops = _supported(does_think), _supported(not does_think or bool(switches(template)))
     efforts = _supported(does_generate and "reasoning_effort" in template.variables)
     return {

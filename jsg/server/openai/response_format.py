@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import FailFast, Field, StringConstraints, model_validator
 
 from jsg.server.http.body import Body, Checked, check_fields
-from jsg.server.shared.constraint import Constraint, Schema
+from jsg.server.shared.constraint import Schema
+from jsg.speech.reply_plan import Constraint
 from jsg.types import ANY_OBJECT, AdditionalProperties, GrammarKind
 
 type SchemaName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]

@@ -40,8 +40,7 @@ from jsg.server.shared.thinking_fields import template_wishes
 from jsg.speech.answers.answer import Answer, Prompt
 from jsg.speech.prompts.chat_template import ChatTemplate
 from jsg.speech.prompts.encode_parts import EncodedPrompt
-from jsg.speech.rules.thinking import think
-from jsg.speech.rules.tool_use import ToolUse, naming
+from jsg.speech.reply_plan import ReplyPlan
 from jsg.types import FinishType
 
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
@@ -79,14 +78,14 @@ async def create_response(
     turn = functools.partial(front.generator.share.turn, call.caller.tenant)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with client_names(body.client_names(), {"max_new_tokens": "input"} if body.max_output_tokens is None else {}):
-        tools = body.tool_use(front.speech)
-        with naming(tools):
-            prompt = await _prompt(body, turns, rid, call.caller, front, tools, rules)
+        plan = body.plan(front.speech)
+        with plan.naming():
+            prompt = await _prompt(body, turns, rid, call.caller, front, plan, rules)
             generation = await begin(request, front, call, [prompt])
             [answer] = generation.answers
             names = TokenNames(front.generator.tokenizer, as_ids=False)
             asked, now, seals = _asked(body, prompt, front), int(time.time()), SEALED in (body.include or ())
-            reply = Reply(rid, asked, answer, tools, body.origins, names, now, seals_thoughts=seals)
+            reply = Reply(rid, asked, answer, body.origins, names, now, seals_thoughts=seals)
 
             async def keep(shown: dict[str, Any]) -> dict[str, Any]:
                 """Stores the response if the client wants it. A response that is too large says that it is not kept."""
@@ -111,7 +110,7 @@ async def count_input_tokens(
     front.check_model(body.model)
     with client_names(body.client_names()):
         turns = _turns(body, new_rid(), caller, responses, front.chat.template, rules)
-        encoded = await _encode(body, turns, front, body.tool_use(front.speech), caller.namespace(), rules)
+        encoded = await _encode(body, turns, front, body.plan(front.speech), caller.namespace(), rules)
     return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.input_ids)})
 
 
@@ -245,7 +244,7 @@ async def _encode(
     body: ResponsesBody | InputTokensBody,
     turns: Sequence[Turn],
     front: Front,
-    tools: ToolUse | None,
+    plan: ReplyPlan,
     namespace: str,
     rules: FieldRules,
 ) -> EncodedPrompt:
@@ -259,8 +258,8 @@ async def _encode(
         num_chars,
         namespace=namespace,
         answers=answers,
-        template_kwargs=template_wishes(body.thought_wish(), template, front.thinking, body.asked_of_thoughts, rules),
-        tools=None if tools is None else tools.shown,
+        template_kwargs=template_wishes(plan, body.asked_of_thoughts, rules),
+        tools=plan.shown_tools,
     )
 
 
@@ -270,11 +269,11 @@ async def _prompt(
     rid: str,
     caller: Caller,
     front: Front,
-    tools: ToolUse | None,
+    plan: ReplyPlan,
     rules: FieldRules,
 ) -> Prompt:
     namespace = caller.namespace(body.cache_salt, body.extra_key)
-    encoded = await _encode(body, turns, front, tools, namespace, rules)
+    encoded = await _encode(body, turns, front, plan, namespace, rules)
     num_top = body.top_logprobs or 0
     room = front.generator.info.max_request_tokens - len(encoded.input_ids)
     if body.wants_logprobs:
@@ -283,15 +282,14 @@ async def _prompt(
     prompt = Prompt(
         rid=f"resp_{rid}",
         **encoded.fields,
-        sampling=body.to_sampling(limit, tools),
+        sampling=body.to_sampling(limit, plan),
         is_continued=False,
-        calls=None if tools is None else tools.call_form,
         return_logprob=body.wants_logprobs,
         top_logprobs_num=num_top,
         namespace=namespace,
         priority=body.priority or 0,
     )
-    return think(prompt, front.chat_thinking, body.thought_wish(), rules.pass_over)
+    return plan.ready(prompt, rules.pass_over)
 
 
 def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:

@@ -25,14 +25,11 @@ from jsg.server.openai.responses_tools import (
 )
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
-    Constraint,
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
-    grammar_fields,
     grammar_options,
     only_one,
-    text_form,
 )
 from jsg.server.shared.fields import (
     ALL_THE_ROOM,
@@ -50,8 +47,9 @@ from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, PREFIX_END
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.shared.thinking_fields import BUDGET, EFFORT, Asked
 from jsg.server.shared.tools import ONE_CALL, TOOL_CHOICE, TOOLS
+from jsg.speech.reply_plan import Constraint, ReplyPlan
 from jsg.speech.rules.thinking import Effort, ThoughtWish, unsealed
-from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech, ToolUse
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech
 from jsg.types import ANY_OBJECT, MAX_TOP_LOGPROBS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
@@ -423,14 +421,15 @@ class InputTokensBody(Body):
         """Name by which the model calls a tool → the tool of the client."""
         return origins_of(self.tools or ())[0]
 
-    def tool_use(self, speech: Speech) -> ToolUse | None:
-        """The tools that the answer may call; None for none. Raises RequestError."""
+    def plan(self, speech: Speech) -> ReplyPlan:
+        """How the answer is asked for and read. Raises RequestError."""
         chosen = self.tool_choice
         origins, tools = origins_of(self.tools or ())
         choice = chosen.choice(origins) if isinstance(chosen, ResponsesToolChoice) else Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False
         choice = dataclasses.replace(choice, is_one_call=is_one_call)
-        return ToolUse.of(tools, choice, speech, text_form(self.constraint(), tools, choice, speech))
+        plan = ReplyPlan(speech, self.thought_wish(), self.constraint(), grammar_options(self))
+        return plan.with_tools(tools, choice)
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → the client's name."""
@@ -511,10 +510,10 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
         budget = None if self.thinking_budget == -1 else self.thinking_budget
         return dataclasses.replace(super().thought_wish(), budget=budget)
 
-    def to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
+    def to_sampling(self, max_new_tokens: int, plan: ReplyPlan) -> SamplingParams:
         """The sampling parameters. Raises RequestError for a value out of range."""
         fields = sampling_fields(self, "responses") | {"max_new_tokens": max_new_tokens}
-        return SamplingParams.from_dict(fields | grammar_fields(self.constraint(), tools, grammar_options(self)))
+        return SamplingParams.from_dict(fields | plan.sampling)
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -11,12 +11,10 @@ from jsg.server.generation import Generation
 from jsg.server.http.json_pieces import JsonLists
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.responses_tools import InputReader, Origin
-from jsg.server.openai.scored_reader import ScoredReader
 from jsg.server.shared.answers import constraint_of, finish_of, step_of
 from jsg.speech.answers.answer import Answer, AnswerDelta
-from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
+from jsg.speech.answers.tool_calls import CallDelta, ContentDelta
 from jsg.speech.rules.thinking import sealed
-from jsg.speech.rules.tool_use import AnswerReader, ToolUse
 from jsg.token_scores import GrowingScores
 from jsg.types import FinishType, TokenLogprob
 
@@ -75,7 +73,6 @@ class Reply:
         rid: str,
         asked: Object,
         answer: Answer,
-        tools: ToolUse | None,
         origins: Mapping[str, Origin],
         names: TokenNames,
         created_at: int,
@@ -88,7 +85,6 @@ class Reply:
             rid: The part that the names of the response and of its items share.
             asked: The fields that the response repeats of the request, under OpenAI's names.
             answer: The answer that is generated.
-            tools: The tools that the answer may call.
             origins: Name by which the model calls a tool → the tool of the client.
             names: The names of tokens in log-probabilities.
             created_at: Seconds since the epoch.
@@ -99,10 +95,6 @@ class Reply:
         self.items: list[OutputItem] = []
         self._rid = rid
         self._asked = asked
-        self._reader = AnswerReader(answer, tools)
-        is_scored = tools is not None and answer.request.return_logprob
-        self._scored = ScoredReader(answer, self._reader, names.tokenizer) if is_scored else None
-        self._has_tools = tools is not None
         self._origins = origins
         self._input = InputReader()  # of the last item
         self._names = names
@@ -132,9 +124,9 @@ class Reply:
         """Takes a delta of the answer; yields the changes in the output. Takes every delta once and in order."""
         if delta.thoughts:
             yield from self._grow_thoughts(delta.thoughts)
-        for part, logprobs in self._parts(delta):
+        for part in delta.parts:
             match part:
-                case ContentDelta(text):
+                case ContentDelta(text, logprobs):
                     if not self.items or self.items[-1].kind != "message":
                         yield from self._begin_message()
                     message = self.items[-1]
@@ -144,15 +136,6 @@ class Reply:
                     yield "response.output_text.delta", {**_place_in(message), **shown}
                 case CallDelta():
                     yield from self._grow_call(part)
-
-    def _parts(self, delta: AnswerDelta) -> Iterable[tuple[ToolDelta, Sequence[TokenLogprob]]]:
-        """The texts and calls in a delta, each with its own log-probabilities."""
-        if self._scored is not None:
-            return self._scored.read(delta)
-        if self._has_tools:
-            return [(part, ()) for part in self._reader.read(delta)]
-        # A token may have no text, but it has a log-probability.
-        return [(ContentDelta(delta.text), delta.scores)] if delta.text or delta.scores else []
 
     async def take_all(self, generation: Generation) -> None:
         """Generates the answer and takes it to its end. Raises as `Generation.run`."""

@@ -11,7 +11,8 @@ from jsg.server.http.body import Body
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.shared.harmless import NOT_READ
 from jsg.speech.prompts.chat_template import ChatTemplate
-from jsg.speech.rules.thinking import NO_THOUGHTS, Effort, ThoughtForm, ThoughtWish
+from jsg.speech.reply_plan import ReplyPlan
+from jsg.speech.rules.thinking import NO_THOUGHTS, Effort, ThoughtWish
 
 EFFORT = (
     "How much the model thinks, where its chat template reads this. `none` turns thoughts off and other values turn "
@@ -114,19 +115,12 @@ def join_wishes(wishes: Iterable[ThoughtWish]) -> ThoughtWish:
 
 
 def template_wishes(
-    wish: ThoughtWish,
-    template: ChatTemplate,
-    form: ThoughtForm | None,
-    asked: Mapping[str, Asked],
-    rules: FieldRules,
-    given: Mapping[str, Any] | None = None,
+    plan: ReplyPlan, asked: Mapping[str, Asked], rules: FieldRules, given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The variables of a chat template, those that ask for thoughts included.
 
     Args:
-        wish: What the client wants of thoughts.
-        template: The model's.
-        form: How the model thinks; None where it does not.
+        plan: Has what the client wants of thoughts, and the model's template.
         asked: Fields that ask for something of thoughts.
         rules: Take note of those without an effect.
         given: The variables that the client gave by name.
@@ -135,6 +129,7 @@ def template_wishes(
         RequestError: A variable contradicts the wish; or the rules are strict, and a field has no effect.
     """
     given = given or {}
+    wish, template, form = plan.wish, plan.speech.template, plan.speech.thinking
     _check_given(wish, template, given)
     for name, each in asked.items():
         if not (each.wish.template_kwargs(template, {}) or (each.is_met_without if form is None else each.is_met)):

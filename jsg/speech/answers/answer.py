@@ -12,12 +12,13 @@ from jsg.cache_report import CacheReport
 from jsg.errors import RequestError
 from jsg.media import MediaInput
 from jsg.processing.growing_text import GrowingText
-from jsg.processing.stop_strings import MakeFinder, find_stops
+from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
-from jsg.speech.answers.call_stops import CallForm, CallStops
-from jsg.speech.answers.output import AnswerDelta, OutputStream, ScoreStream
+from jsg.speech.answers.answer_stream import AnswerDelta, AnswerStream, ScoreStream
+from jsg.speech.answers.parts_reader import CallForm
 from jsg.speech.answers.thoughts import Thoughts
+from jsg.speech.answers.tool_calls import GrowingAnswer, ParsedAnswer
 from jsg.token_scores import GrowingScores
 from jsg.types import (
     ConstraintReport,
@@ -44,7 +45,7 @@ class Prompt:
     """The tokens to continue, and what to report of the answers.
 
     Attributes:
-        rid: Name of its request. With n > 1 each answer has a number behind it.
+        rid: Name of its request. With n > 1 each answer has a number after it.
         input_ids: The tokens.
         is_continued: The answer continues the prompt's text, so its leading space is kept. False after a chat template,
             where the answer is a text of its own.
@@ -52,10 +53,10 @@ class Prompt:
         only_scores_next: The answer has no token, but reports the log-probabilities of alternatives for its first.
             `sampling.max_new_tokens` is 1.
         embed: The answer is a vector. `only_scores_next` is set too.
-        ends_in_content: Nothing but white space stands behind the words of a client that the prompt ends with, so a
+        ends_in_content: Nothing but white space follows the words of a client that the prompt ends with, so a
             marker of thoughts there is text.
         thoughts: How thoughts are split from the answer; None where they stay in its text.
-        kind_behind_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
+        kind_after_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
             grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
             return_cache_info, sees_all, return_waited, hold, position_jumps, joined, media, post, snapshot_at,
@@ -71,7 +72,7 @@ class Prompt:
     embed: bool = False
     ends_in_content: bool = False
     thoughts: Thoughts | None = None
-    kind_behind_thoughts: GrammarKind | None = None
+    kind_after_thoughts: GrammarKind | None = None
     thought_limit: ThoughtLimit | None = None
     return_logprob: bool = False
     logprob_start_len: int = -1
@@ -248,6 +249,23 @@ class _Times:
     elapsed_s: float = 0.0
 
 
+class _Texts:
+    """What the tokens of an answer say: its text, its thoughts, and the texts and calls if it may have calls."""
+
+    __slots__ = ("parsed", "text", "thoughts")
+
+    def __init__(self, *, has_calls: bool) -> None:
+        self.text = GrowingText()
+        self.thoughts = GrowingText()
+        self.parsed = GrowingAnswer() if has_calls else None
+
+    def add(self, delta: AnswerDelta) -> None:
+        self.text.append(delta.text)
+        self.thoughts.append(delta.thoughts)
+        if self.parsed is not None:
+            self.parsed.add(delta.parts)
+
+
 @final
 class Answer:
     """One answer as far as it has come. Times are in seconds since the request was made.
@@ -279,11 +297,7 @@ class Answer:
             thoughts: As in `Prompt`.
             patterns: Makes the finder of its stop patterns; `constrained.stop_patterns.stop_patterns` gives it.
         """
-        assert patterns is not None or not request.sampling.stop_regex, "constrained/stop_patterns makes the finder"
         tail = request.input_ids[-PROMPT_TAIL_LEN:] if is_continued else ()
-        stop = request.sampling.stop
-        stops = find_stops(stop, patterns) if stop or patterns else None
-        stops = stops if calls is None else CallStops(stop, calls, patterns)
         self.request = request
         self.token_ids: list[int] = []
         self.logprobs = GrowingScores()
@@ -294,25 +308,48 @@ class Answer:
         self.cache_report: CacheReport | None = None
         self.waited: Waited | None = None
         self.vector: bytes | None = None
-        self._text = GrowingText()
-        self._thoughts = GrowingText()
+        self._texts = _Texts(has_calls=calls is not None)
         self._constraint = _Constraint()
         self._times = _Times()
         self._stream = (
             ScoreStream()
             if only_scores_next
-            else OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail, stops=stops, thoughts=thoughts)
+            else AnswerStream(
+                tokenizer,
+                request.sampling,
+                prompt_tail_ids=tail,
+                patterns=patterns,
+                thoughts=thoughts,
+                calls=calls,
+                is_scored=request.return_logprob,
+            )
         )
 
     @property
     def text(self) -> str:
         """Its text so far. To read it joins what came since the last reading: read the deltas of what grows."""
-        return str(self._text)
+        return str(self._texts.text)
 
     @property
     def thoughts(self) -> str:
         """The thoughts before it, where they are split from its text. To read them costs as much as `text`."""
-        return str(self._thoughts)
+        return str(self._texts.thoughts)
+
+    @property
+    def parsed(self) -> ParsedAnswer:
+        """Its text and calls so far. To read them costs as much as `text`."""
+        parsed = self._texts.parsed
+        return ParsedAnswer(self.text, ()) if parsed is None else parsed.whole(is_cut=self.is_call_cut)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether it has calls so far."""
+        return self._stream.parts is not None and self._stream.parts.has_calls
+
+    @property
+    def is_call_cut(self) -> bool:
+        """Whether it ends inside a call so far."""
+        return self._stream.parts is not None and self._stream.parts.is_cut
 
     @property
     def ends_in_engine(self) -> bool:
@@ -351,8 +388,7 @@ class Answer:
     def push(self, output: RequestOutput) -> AnswerDelta:
         """Takes the engine's next output. After the finish nothing changes any more."""
         delta = self._stream.push(output.token_ids, output.finish, output.logprobs)
-        self._text.append(delta.text)
-        self._thoughts.append(delta.thoughts)
+        self._texts.add(delta)
         self.token_ids += delta.token_ids
         times = self._times
         times.elapsed_s = time.monotonic() - times.started_at

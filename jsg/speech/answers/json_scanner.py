@@ -36,7 +36,7 @@ class ScanStep(enum.Enum):
     LAST = enum.auto()
     """The value ends with the character."""
     WRONG = enum.auto()
-    """The character must not stand here, so the text is not JSON."""
+    """The character is not allowed here, so the text is not JSON."""
 
 
 @final

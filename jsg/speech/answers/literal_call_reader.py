@@ -23,7 +23,7 @@ _ESCAPES = {
     **{"n": r"\n", "t": r"\t", "r": r"\r", "b": r"\b", "f": r"\f", "v": r"\u000b", "a": r"\u0007"},
     **{"\\": r"\\", '"': r"\"", "'": "'", "/": "/", "\n": ""},
 }
-"""What is behind a backslash, and JSON for both."""
+"""What follows a backslash, and JSON for both."""
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
@@ -33,7 +33,7 @@ class _Level(NamedTuple):
     Attributes:
         end: The bracket that closes it.
         json_end: The bracket that closes it in JSON.
-        assign: What stands between a key and its value; "" for a list.
+        assign: What separates a key from its value; "" for a list.
         has_bare_keys: Keys may have no quotes.
     """
 
@@ -47,8 +47,8 @@ class _Level(NamedTuple):
 class LiteralCallReader(ReadCall):
     """A call as far as it has been read, with the interface of `CallReader`.
 
-    It begins with the name or the mark before it, and ends with the bracket behind the arguments. Of strings it gives
-    every character when it comes, except escapes (at most nine characters) and what may be the mark behind a string.
+    It begins with the name or the mark before it, and ends with the bracket after the arguments. Of strings it gives
+    every character when it comes, except escapes (at most nine characters) and what may be the mark after a string.
     Keys, numbers and words are held until they end, and have at most `MAX_SCALAR_LEN` characters.
 
     Lists, tuples and dictionaries with strings as keys, strings in one quote on each side, numbers, and the words of
@@ -82,10 +82,10 @@ class LiteralCallReader(ReadCall):
 
     def _in_head(self, char: str) -> ScanStep:
         """In the name and the marks around it."""
-        before, behind = self._marks.name
+        before, after = self._marks.name
         if not self._held and char in _WHITESPACE:
             return ScanStep.INSIDE
-        if char == behind and self._held.startswith(before):
+        if char == after and self._held.startswith(before):
             name, self._held = self._held.removeprefix(before), ""
             if not (is_plain_name(name) if self._names is None else name in self._names):
                 return ScanStep.WRONG
@@ -127,7 +127,7 @@ class LiteralCallReader(ReadCall):
         return ScanStep.INSIDE if self._quote or (self._marks.quote or "").startswith(self._held) else ScanStep.WRONG
 
     def _in_raw_string(self, char: str) -> ScanStep:
-        """In a string between marks, or in what may be the mark behind it."""
+        """In a string between marks, or in what may be the mark after it."""
         self._held += char
         if self._held == self._quote:
             return self._end_string()
@@ -149,7 +149,7 @@ class LiteralCallReader(ReadCall):
         return ScanStep.INSIDE
 
     def _in_escape(self, char: str) -> ScanStep:
-        """Behind a backslash."""
+        """After a backslash."""
         kind = self._held[:1] or char
         if kind in "01234567":
             if char in "01234567":
@@ -223,7 +223,7 @@ class LiteralCallReader(ReadCall):
         self._expects = "key" if char == "{" else "value"
 
     def _close(self, level: _Level) -> ScanStep:
-        # A bracket that nothing has come behind is still to be given.
+        # The opening bracket of something empty is still to be given.
         self._fragments.append((self._lead if self._lead != ", " else "") + level.json_end)
         self._levels.pop()
         self._lead = ""

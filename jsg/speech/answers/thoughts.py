@@ -1,6 +1,6 @@
 """Tells the thoughts of a model from its answer, in a whole text or as it comes.
 
-A model that thinks writes its thoughts between two markers, and its answer behind them. Some chat templates write the
+A model that thinks writes its thoughts between two markers, and its answer after them. Some chat templates write the
 first marker themselves, so that the answer begins inside the thoughts. This file has the markers of each kind of model
 as data, and is the one home of the split, for the server and for the language.
 """
@@ -35,7 +35,7 @@ class Markers:
     header: str = ""
 
     def without_gap(self) -> "Markers":
-        """The same where something else writes and reads what stands before the answer."""
+        """The same where something else writes and reads what comes before the answer."""
         return dataclasses.replace(self, gap="", header="")
 
 
@@ -130,7 +130,7 @@ def detect_markers(chat_template: str | None) -> Markers | None:
 
 
 def _shown_gap(chat_template: str) -> str:
-    """The line breaks that a template writes behind `</think>`; those of Qwen3 where it writes no such marker."""
+    """The line breaks that a template writes after `</think>`; those of Qwen3 where it writes no such marker."""
     # Where the marker is an argument or is looked for, nothing is written.
     written = re.findall(r"</think>(?!['\"]\s*(?:\)|in\b))((?:\\n|\n)*)", chat_template)
     return max((each.replace("\\n", "\n") for each in written), key=len, default=_THINK.gap)
@@ -141,7 +141,7 @@ class Phase(enum.Enum):
 
     BEFORE = enum.auto()  # only white space so far, so thoughts may begin
     INSIDE = enum.auto()  # in the thoughts
-    BETWEEN = enum.auto()  # behind the thoughts, where white space belongs to neither
+    BETWEEN = enum.auto()  # after the thoughts, where white space belongs to neither
     ANSWER = enum.auto()
 
 
@@ -154,9 +154,9 @@ class Thoughts:
         begin_id: The special token that `markers.begin` is; None where it is text.
         end_id: The special token that `markers.end` is; None where it is text.
         phase: Where the answer begins: BEFORE, or INSIDE where the prompt has opened the thoughts.
-        has_gap: Whether exactly `markers.gap` stands between the thoughts and the answer, because a grammar says so.
+        has_gap: Whether exactly `markers.gap` is between the thoughts and the answer, because a grammar says so.
             Otherwise all white space there is dropped.
-        is_split: Whether thoughts are told from the answer. Otherwise they are only counted, and stand in its text.
+        is_split: Whether thoughts are separated from the answer. Otherwise they are only counted, and are in its text.
     """
 
     markers: Markers
@@ -172,8 +172,8 @@ class Thoughts:
         return cls(markers, phase=Phase.INSIDE if markers.starts_inside else Phase.BEFORE)
 
 
-def phase_behind(prompt_tail: str, markers: Markers, *, by_begin: bool = True, by_end: bool = True) -> Phase:
-    """Where an answer begins behind a prompt that ends so.
+def phase_after(prompt_tail: str, markers: Markers, *, by_begin: bool = True, by_end: bool = True) -> Phase:
+    """Where an answer begins, by the end of its prompt.
 
     BEFORE where the prompt says nothing of thoughts, INSIDE where it opens them, ANSWER where it ends them. The text of
     a marker counts only where it is asked for: otherwise somebody typed it, and the marker is a special token.
@@ -198,7 +198,7 @@ class ThoughtSplitter:
 
     Attributes:
         phase: Where the answer is.
-        begin_at: The character at which the thoughts begin, behind their marker; None before that.
+        begin_at: The character at which the thoughts begin, after their marker; None before that.
         end_at: The character at which the end marker begins; None before that.
     """
 
@@ -249,7 +249,7 @@ class ThoughtSplitter:
         match self.phase:
             case Phase.INSIDE:
                 return self._given(self._take_all().rstrip()), ""
-            case Phase.BETWEEN:  # what is held is the beginning of what stands there
+            case Phase.BETWEEN:  # what is held is the beginning of the gap
                 return "", ""
             case _:
                 return "", self._take_all()
@@ -293,7 +293,7 @@ class ThoughtSplitter:
         return self._given(found)
 
     def _leave(self, at: int, marker_len: int) -> str:
-        """Ends the thoughts at a held character, behind which there is the marker."""
+        """Ends the thoughts at a held character, after which there is the marker."""
         self.end_at = self._num_taken - len(self._held) + at
         shown, self._held = self._held[:at].rstrip(), self._held[at + marker_len :]
         found = "".join((*self._blanks, shown)) if shown else ""
@@ -309,7 +309,7 @@ class ThoughtSplitter:
         return text
 
     def _cross(self) -> None:
-        """Drops what stands between the thoughts and the answer."""
+        """Drops what is between the thoughts and the answer."""
         if not self._has_gap:
             self._held = self._held.lstrip()
         gap = self._gap if self._has_gap or self._header else ""

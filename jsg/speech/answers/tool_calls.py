@@ -7,15 +7,18 @@ Text that only looks like a call (no JSON, a name that no tool has, arguments th
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol, final
 
 from jsg.constrained.call_styles import ArgumentTypes
+from jsg.processing.growing_text import GrowingText
 from jsg.processing.stop_strings import StopMatcher
 from jsg.speech.answers.call_reader import BodyReader, HeadedReader, reader_of
 from jsg.speech.answers.json_scanner import ScanStep
 from jsg.speech.answers.thoughts import MARKER_TOKENS
 from jsg.speech.dialects import DIALECTS, Dialect
+from jsg.types import TokenLogprob
 
 MAX_HELD_LEN = 1000
 """The most characters that are held back because they may begin a call. They are at most 4000 bytes."""
@@ -66,9 +69,10 @@ class ToolCall:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Text outside of calls."""
+    """Text outside of calls, and the log-probabilities of its tokens where they were asked for."""
 
     text: str
+    scores: tuple[TokenLogprob, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,37 +103,32 @@ class ParsedAnswer:
     is_cut: bool = False
 
 
-def parse_tool_calls(
-    text: str,
-    dialect: Dialect,
-    names: Collection[str] | None,
-    new_id: Callable[[int], str],
-    *,
-    types: Mapping[str, ArgumentTypes] | None = None,
-    streams_arguments: bool = True,
-    is_cut: bool = False,
-) -> ParsedAnswer:
-    """Parses a whole answer, which may be cut short. The result is that of `ToolCallParser` for any pieces of it."""
-    parser = ToolCallParser(dialect, names, new_id, types=types, streams_arguments=streams_arguments)
-    found = join_deltas([*parser.push(text), *parser.finish(is_cut=is_cut)])
-    return dataclasses.replace(found, is_cut=parser.is_cut)
+@final
+class GrowingAnswer:
+    """An answer that texts and calls are added to, in time linear in what is added."""
 
+    def __init__(self) -> None:
+        self._content = GrowingText()
+        self._calls: list[tuple[str, str, GrowingText]] = []
 
-def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:
-    """The answer that these deltas make together."""
-    content: list[str] = []
-    calls: list[tuple[str, str, list[str]]] = []
-    for delta in deltas:
-        if isinstance(delta, ContentDelta):
-            content.append(delta.text)
-            continue
-        if delta.id is not None and delta.name is not None:
-            calls.append((delta.id, delta.name, []))
-        calls[delta.index][2].append(delta.arguments)
-    return ParsedAnswer(
-        "".join(content) if content or not calls else None,
-        tuple(ToolCall(id, name, "".join(parts)) for id, name, parts in calls),
-    )
+    def add(self, deltas: Iterable[ToolDelta]) -> None:
+        """Adds texts and calls."""
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                self._content.append(delta.text)
+                continue
+            if delta.id is not None and delta.name is not None:
+                self._calls.append((delta.id, delta.name, GrowingText()))
+            self._calls[delta.index][2].append(delta.arguments)
+
+    def whole(self, *, is_cut: bool = False) -> ParsedAnswer:
+        """The answer so far; `is_cut` if the arguments of its last call are not complete."""
+        content = str(self._content)
+        return ParsedAnswer(
+            content if content or not self._calls else None,
+            tuple(ToolCall(id, name, str(arguments)) for id, name, arguments in self._calls),
+            is_cut,
+        )
 
 
 @final
@@ -141,7 +140,7 @@ class ToolCallParser:
     `MAX_HELD_LEN`. If a call breaks off after it was reported (which a grammar prevents), it keeps what it has and the
     rest is text. Whitespace next to a call is dropped, and so is a list without calls if its beginning is a marker.
 
-    The text behind a call has no marker of the dialect in it, whatever becomes of the call. A marker in front of the
+    The text after a call has no marker of the dialect in it, whatever becomes of the call. A marker in front of the
     first call that begins no call is text, because an answer may write about it. Where answers are rows of messages,
     markers and headers are never text.
 
@@ -173,8 +172,10 @@ class ToolCallParser:
         self._new_reader = functools.partial(reader_of, dialect, known, types or {})
         self._streams = streams_arguments
         self._openings = dialect.openings(sorted(names or ()))
-        self._matcher = StopMatcher((*self._openings, *dialect.markers))
-        self._report = _Report(new_id, _WHITESPACE + dialect.skipped)
+        marks = (*self._openings, *dialect.markers)
+        self._matcher = StopMatcher(marks)
+        self._plain = re.compile(f"[^{re.escape(''.join({mark[0] for mark in marks}))}]+")
+        self._report = _Report(new_id, dialect.skipped)
         self._state: Callable[[str], None] = self._in_content
         self._held = ""
         self._word = ""  # the end of `_held` that may become an awaited string
@@ -182,7 +183,7 @@ class ToolCallParser:
         self._calls_before: int | None = None  # the number of calls before the section, in a section
         self._reader = self._new_reader()
         self._is_begun = False
-        self._is_in_message = False  # behind the header of a text, where only markers open
+        self._is_in_message = False  # after the header of a text, where only markers open
 
     @property
     def num_calls(self) -> int:
@@ -195,7 +196,7 @@ class ToolCallParser:
         if self._is_begun:
             return 0
         num_read = self._reader.num_read if self._state == self._in_call else 0
-        return len(self._report.gap) + len(self._held) + num_read
+        return self._report.gap.held_len + len(self._held) + num_read
 
     @property
     def is_in_call(self) -> bool:
@@ -209,8 +210,16 @@ class ToolCallParser:
 
     def push(self, text: str) -> list[ToolDelta]:
         """Takes more of the text."""
-        for char in text:
-            self._state(char)
+        start = 0
+        while start < len(text):
+            if self._state == self._in_content and not self._held:
+                plain = self._plain.match(text, start)
+                if plain:
+                    self._report_text(plain[0])
+                    start = plain.end()
+                    continue
+            self._state(text[start])
+            start += 1
         return self._take()
 
     def finish(self, *, is_cut: bool = False) -> list[ToolDelta]:
@@ -271,7 +280,7 @@ class ToolCallParser:
             self._begin_reader(word)
 
     def _before_body(self, char: str) -> None:
-        """Behind what a call begins with."""
+        """After what a call begins with."""
         if char not in _WHITESPACE:
             self._begin_reader(char)
             return
@@ -341,9 +350,12 @@ class ToolCallParser:
             if is_opening:
                 self._enter(mark)
         elif cut := len(self._held) - self._matcher.held_len:
-            self._is_in_message |= self._dialect.messages is not None and not self._held[:cut].isspace()
-            self._report.text(self._held[:cut])
+            self._report_text(self._held[:cut])
             self._held = self._held[cut:]
+
+    def _report_text(self, text: str) -> None:
+        self._is_in_message |= self._dialect.messages is not None and not text.isspace()
+        self._report.text(text)
 
     @property
     def _drops_markers(self) -> bool:
@@ -351,7 +363,7 @@ class ToolCallParser:
         return self.num_calls > 0 or self._dialect.messages is not None
 
     def _enter(self, mark: str) -> None:
-        """Goes on behind the mark that begins a call or a section."""
+        """Goes on after the mark that begins a call or a section."""
         section = self._dialect.section_marks[0]
         is_read = mark in self._dialect.markers and self._dialect.messages is None
         self._held, self._word = (mark, "") if is_read else ("", "")
@@ -410,35 +422,67 @@ class ToolCallParser:
 
 
 @final
-class _Report:
-    """The text and calls that a parser has found, and not given yet.
+class Gap:
+    """Text that is given only if more text follows, and dropped if a call follows or has come before.
 
-    Invariant: `gap` is text that is reported only if more text follows, and dropped if a call does.
+    It is white space and, after a call, what is no text between two calls.
     """
 
-    def __init__(self, new_id: Callable[[int], str], droppable: str):
+    def __init__(self, skipped: str):
+        """Begins an answer. `skipped` are characters besides white space that are no text between two calls."""
+        self._held = ""
+        self._behind_call = _WHITESPACE + skipped
+        self._droppable = _WHITESPACE
+
+    @property
+    def held_len(self) -> int:
+        """How many characters are held."""
+        return len(self._held)
+
+    def push(self, text: str) -> str:
+        """Takes text; gives what is certain to be text of the answer."""
+        text = self._held + text
+        if text.strip(self._droppable):
+            shown = text.rstrip(_WHITESPACE)
+            self._droppable = _WHITESPACE
+        else:
+            shown = ""
+        if (gap_len := len(text) - len(shown)) > _MAX_GAP_LEN:
+            shown = text[: len(shown) + gap_len - gap_len % (_MAX_GAP_LEN + 1)]
+            self._droppable = _WHITESPACE
+        self._held = text[len(shown) :]
+        return shown
+
+    def drop(self) -> None:
+        """A call has come."""
+        self._held = ""
+        self._droppable = self._behind_call
+
+    def end(self, *, has_calls: bool) -> str:
+        """Ends the text; gives what is held if the answer has no calls."""
+        held, self._held = self._held, ""
+        return "" if has_calls else held
+
+
+@final
+class _Report:
+    """The text and calls that a parser has found, and not given yet."""
+
+    def __init__(self, new_id: Callable[[int], str], skipped: str):
         self.num_calls = 0
-        self.gap = ""
+        self.gap = Gap(skipped)
         self._new_id = new_id
         self._ids: set[str] = set()
-        self._behind_call = droppable
-        self._droppable = _WHITESPACE
         self._deltas: list[ToolDelta] = []
 
     def text(self, text: str) -> None:
         """Reports text, but holds back its end that is dropped if a call follows or if it follows the last call."""
-        text = self.gap + text
-        is_shown = text.strip(self._droppable) or len(text) > _MAX_GAP_LEN
-        shown = text.rstrip(_WHITESPACE) or text if is_shown else ""
-        self.gap = text[len(shown) :]
-        if shown:
+        if shown := self.gap.push(text):
             self._deltas.append(ContentDelta(shown))
-            self._droppable = _WHITESPACE
 
     def begin(self, reader: BodyReader) -> None:
         """Reports that a call has begun."""
-        self.gap = ""
-        self._droppable = self._behind_call
+        self.gap.drop()
         call_id = reader.call_id if isinstance(reader, HeadedReader) else None
         if call_id is None or call_id in self._ids:
             call_id = self._new_id(self.num_calls)
@@ -453,20 +497,28 @@ class _Report:
 
     def end(self) -> None:
         """Ends the text."""
-        if self.num_calls == 0 and self.gap:
-            self._deltas.append(ContentDelta(self.gap))
-        self.gap = ""
+        if rest := self.gap.end(has_calls=self.num_calls > 0):
+            self._deltas.append(ContentDelta(rest))
 
     def take(self) -> list[ToolDelta]:
         """Takes the deltas so far. Neighbours that belong together are joined."""
-        joined: list[ToolDelta] = []
-        for index, group in itertools.groupby(self._deltas, lambda d: d.index if isinstance(d, CallDelta) else None):
-            deltas = list(group)
-            first = deltas[0]
-            if isinstance(first, ContentDelta) or index is None:
-                joined.append(ContentDelta("".join(d.text for d in deltas if isinstance(d, ContentDelta))))
-            else:
-                arguments = "".join(d.arguments for d in deltas if isinstance(d, CallDelta))
-                joined.append(dataclasses.replace(first, arguments=arguments))
-        self._deltas = []
-        return joined
+        found, self._deltas = self._deltas, []
+        return merged(found)
+
+
+def merged(deltas: list[ToolDelta]) -> list[ToolDelta]:
+    """The same texts and calls, in which neighbours that belong together are joined."""
+    if len(deltas) < 2:
+        return deltas
+    joined: list[ToolDelta] = []
+    for index, group in itertools.groupby(deltas, lambda d: d.index if isinstance(d, CallDelta) else None):
+        parts = list(group)
+        first = parts[0]
+        if isinstance(first, ContentDelta) or index is None:
+            texts = [part for part in parts if isinstance(part, ContentDelta)]
+            scores = itertools.chain.from_iterable(part.scores for part in texts)
+            joined.append(ContentDelta("".join(part.text for part in texts), tuple(scores)))
+        else:
+            arguments = "".join(part.arguments for part in parts if isinstance(part, CallDelta))
+            joined.append(dataclasses.replace(first, arguments=arguments))
+    return joined

@@ -1,4 +1,4 @@
-"""Reads one call of a tool whose arguments stand between marks, character by character."""
+"""Reads one call of a tool whose arguments are between marks, character by character."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ _NO_NAME = frozenset("<>\n")
 class XmlCallReader(ReadCall):
     """A call as far as it has been read, with the interface of `CallReader`.
 
-    It begins behind the mark that opens a call, with white space or the mark of the name, and ends with the mark behind
+    It begins after the mark that opens a call, with white space or the mark of the name, and ends with the mark after
     the last argument. White space between marks does not matter.
 
-    Of a string it holds back what may be the mark behind it: less than the mark and the pad are long. `RawValue` says
+    Of a string it holds back what may be the mark after it: less than the mark and the pad are long. `RawValue` says
     what of other values is held.
 
     Attributes:
@@ -99,7 +99,7 @@ class XmlCallReader(ReadCall):
         return ScanStep.INSIDE if char == self._marks.pad else self._in_value(char)
 
     def _in_value(self, char: str) -> ScanStep:
-        """In a value or in what may be the mark behind it, which is held."""
+        """In a value or in what may be the mark after it, which is held."""
         mark = self._marks.value[1]
         if self._value.is_inside_json:
             return self._push_text(char)

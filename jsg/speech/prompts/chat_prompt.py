@@ -1,6 +1,6 @@
 """Chat messages → prompt tokens. Text of clients never becomes a special token, see `jsg.speech.prompts.client_text`.
 
-Marks in the rendered text show two more things. A mark behind the last content shows where a prompt ends that continues
+Marks in the rendered text show two more things. A mark after the last content shows where a prompt ends that continues
 this content. Marks around an earlier answer of this server show where the tokens that the model chose go back in: its
 text can be encoded in several ways, and only the model's own tokens are in the prefix cache.
 
@@ -49,8 +49,8 @@ RESERVED_KWARGS = frozenset(
 _CONTENT_END_CHARS = 32
 _MOST_ENDINGS = 64
 _LEADING_ROLES = ("system", "developer")
-_END = 1  # this mark stands at the end of the content that is continued
-_FIRST_ANSWER = 2  # marks with this number and larger ones stand around contents that tokens replace
+_END = 1  # this mark is at the end of the content that is continued
+_FIRST_ANSWER = 2  # marks with this number and larger ones enclose contents that tokens replace
 
 Message = Mapping[str, Any]
 
@@ -139,9 +139,9 @@ class ChatPrompt:
             kind = is_prompt, tools is None, repr(template_kwargs)
             end = marks.mark(_END) if continue_final_message else None
             places = self._next_turn_places(rendered, marked, render, kind, end)
-            behind = ["".join(marks.split(rendered[place:])[0]) for place in places if place is not None]
+            after = ["".join(marks.split(rendered[place:])[0]) for place in places if place is not None]
             named = _behind_named_places(rendered, messages, guard, render)
-            encoded = self._with_points(encoded, behind, named)
+            encoded = self._with_points(encoded, after, named)
         is_open = not continue_final_message and _ends_in_content(rendered, marked, marks, render)
         return dataclasses.replace(encoded, ends_in_content=True) if is_open else encoded
 
@@ -152,9 +152,9 @@ class ChatPrompt:
         media: Sequence[PromptMedia] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[EncodedPrompt, str]:
-        """The prompt of a conversation up to the end of its last content, and what the template writes behind that.
+        """The prompt of a conversation up to the end of its last content, and what the template writes after that.
 
-        So prompts that differ only in the end of the last content are encoded once up to there. The text behind ends
+        So prompts that differ only in the end of the last content are encoded once up to there. The text after ends
         with the beginning of the assistant's turn. The arguments, and what is raised, are those of `prompt`.
         """
         guard = Guard(self._tokenizer.special_pattern)
@@ -164,14 +164,14 @@ class ChatPrompt:
             content + mark if isinstance(content, str) else [*content, {"type": "text", "text": mark}]
         )
         rendered = self._render(marked, guard, template_kwargs or {}, None, is_prompt=True)
-        before, _, behind = rendered.partition(mark)
-        if mark not in rendered or guard.marks.split(behind)[1]:
+        before, _, after = rendered.partition(mark)
+        if mark not in rendered or guard.marks.split(after)[1]:
             raise RequestError(
                 "messages must stand in the prompt in their order, the last one once and unchanged, but the model's "
                 "chat template writes them otherwise; send them as one message of the user",
                 param="messages",
             )
-        return self._encoded(before, {}, guard.marks, media), behind
+        return self._encoded(before, {}, guard.marks, media), after
 
     def _render(
         self,
@@ -196,18 +196,18 @@ class ChatPrompt:
         input_ids, inputs = fill_placeholders(ids, places, media, "messages", self.max_tokens)
         return EncodedPrompt(input_ids=input_ids, media=inputs)
 
-    def _with_points(self, encoded: EncodedPrompt, behind: Sequence[str], named: Sequence[str]) -> EncodedPrompt:
+    def _with_points(self, encoded: EncodedPrompt, after: Sequence[str], named: Sequence[str]) -> EncodedPrompt:
         """The prompt with points, each in front of a text: the end of the turn and others, and places of the client."""
         ids, seen = encoded.input_ids, encoded.media[-1].end if encoded.media else 1
-        own, told = (
+        own, asked = (
             [point_before(self._tokenizer, ids, text) if text else len(ids) for text in texts]
-            for texts in (behind, named)
+            for texts in (after, named)
         )
         if min(own, default=0) < seen:  # the text of a picture is not that of its tokens
             own = []
         turn_end = own[0] if own else 0
         others = {point for point in own[1:] if point < turn_end}
-        others |= {point for point in told if seen <= point <= (turn_end or len(ids)) - LEAST_BETWEEN}
+        others |= {point for point in asked if seen <= point <= (turn_end or len(ids)) - LEAST_BETWEEN}
         return dataclasses.replace(encoded, turn_end=turn_end, snapshot_at=tuple(sorted(others)[-MOST_POINTS:]))
 
     def _next_turn_places(
@@ -330,9 +330,9 @@ class ChatPrompt:
 def _ends_in_content(
     rendered: str, marked: Sequence[dict[str, Any]], marks: Marks, render: Callable[[list[dict[str, Any]]], str]
 ) -> bool:
-    """Whether the template writes nothing but white space behind the last words of a client.
+    """Whether the template writes nothing but white space after the last words of a client.
 
-    Only if the text ends as a content does, it is rendered once more, with a mark behind this content.
+    Only if the text ends as a content does, it is rendered once more, with a mark after this content.
     """
     end = rendered.rstrip()
     for index in {0, len(marked) - 1} if marked else ():
@@ -341,10 +341,10 @@ def _ends_in_content(
         if not isinstance(text, str) or not text.strip() or not end.endswith(text.rstrip()[-_CONTENT_END_CHARS:]):
             continue
         said = content + mark if isinstance(content, str) else [*(content or ()), {"type": "text", "text": mark}]
-        _, found, behind = render(
+        _, found, after = render(
             [*marked[:index], {**marked[index], "content": said}, *marked[index + 1 :]]
         ).rpartition(mark)
-        if found and not behind.strip():
+        if found and not after.strip():
             return True
     return False
 
@@ -352,7 +352,7 @@ def _ends_in_content(
 def _behind_named_places(
     rendered: str, messages: Sequence[Message], guard: Guard, render: Callable[[Messages], str]
 ) -> list[str]:
-    """What stands behind each place that the contents of a client have, as far as the template writes these as is.
+    """What follows each place that the contents of a client have, as far as the template writes these as is.
 
     Only if there are such places, the conversation is rendered once more, with marks at them.
     """
@@ -373,15 +373,15 @@ def _behind_named_places(
     )
 
 
-def _question_end(rendered: str, messages: Messages, num_asked: int, behind: str) -> int:
-    """Where a prompt has the last question and what the template writes behind each; 0 where it is not found for sure.
+def _question_end(rendered: str, messages: Messages, num_asked: int, after: str) -> int:
+    """Where a prompt has the last question and what the template writes after each; 0 where it is not found for sure.
 
     To find it is quicker than to render the conversation up to it.
     """
     question, *later = [str(message.get("content")).strip() for message in messages[num_asked - 1 :]]
-    if not (question and behind) or any(text.endswith(question) for text in later):
+    if not (question and after) or any(text.endswith(question) for text in later):
         return 0
-    before, found, _ = rendered.rpartition(question + behind)
+    before, found, _ = rendered.rpartition(question + after)
     return len(before) + len(found) if found else 0
 
 

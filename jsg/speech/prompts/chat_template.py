@@ -84,7 +84,7 @@ class ChatTemplate:
         )
 
     def _rendered(self, given: dict[str, Any]) -> str:
-        """What it writes; arguments that are a text stand there as they are.
+        """What it writes; arguments that are a text are in it as they are.
 
         Where it writes arguments only as an object, such a text is the one argument `arguments` of the object.
         """
@@ -115,7 +115,7 @@ class ChatTemplate:
         return self._before_probe(_PROBE) is not None or self._before_probe([_text_part(_PROBE)]) is None
 
     def around_media(self, kind: str, placeholder: str) -> tuple[str, str] | None:
-        """The text that it writes before and behind the placeholder of a picture or video; None if it writes none.
+        """The text that it writes before and after the placeholder of a picture or video; None if it writes none.
 
         Args:
             kind: The `type` of the part.
@@ -125,8 +125,8 @@ class ChatTemplate:
         written = self._before_probe([{"type": kind}, _text_part(_PROBE)])
         if before is None or written is None or written.count(placeholder) != 1:
             return None
-        front, behind = written.split(placeholder)
-        return (front[len(before) :], behind) if front.startswith(before) else ("", "")
+        front, after = written.split(placeholder)
+        return (front[len(before) :], after) if front.startswith(before) else ("", "")
 
     @functools.cached_property
     def thoughts_field(self) -> str | None:

@@ -2,7 +2,7 @@
 
 This is a security property, and this file is its one home. A prompt consists of markup, in which special tokens count,
 and of words of clients, in which the same characters are plain. A prompt of both is a list of `Stretch`es, each encoded
-by its kind. Where words pass through a chat template, the text of each special token in them stands between two marks,
+by its kind. Where words pass through a chat template, the text of each special token in them is between two marks,
 and what the template writes between marks is words again. Words without such text get no marks, so they are encoded
 exactly as rendered.
 """
@@ -41,7 +41,7 @@ def encode_stretches(
     last_id: int | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """The tokens of stretches one behind another, which `cut` has cut.
+    """The tokens of stretches one after another, which `cut` has cut.
 
     Args:
         tokenizer: The model's.
@@ -96,7 +96,7 @@ def cut(tokenizer: Tokenizer, stretches: Sequence[Stretch], never: frozenset[str
 
 @final
 class Marks:
-    """Texts that no client can guess and no template writes. They show where messages stand in a rendered text."""
+    """Texts that no client can guess and no template writes. They show where messages are in a rendered text."""
 
     def __init__(self) -> None:
         self._nonce = secrets.randbits(64)
@@ -122,7 +122,7 @@ class Guard:
     """Marks words of clients, so that they pass through a template as words.
 
     Attributes:
-        marks: Marks of the number `WORDS` stand around text that must be plain. Other numbers are free.
+        marks: Marks of the number `WORDS` enclose text that must be plain. Other numbers are free.
     """
 
     WORDS = 0
@@ -148,8 +148,8 @@ class Guard:
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a message with the text of special tokens between marks.
 
-        A template may write the texts of a content one behind another. If they make a special token together, each of
-        them stands between marks as a whole.
+        A template may write the texts of a content one after another. If they make a special token together, each of
+        them is between marks as a whole.
         """
         guarded: dict[str, Any] = self.json(dict(message))
         content = message.get("content")

@@ -1,6 +1,6 @@
 """Prompts in parts → the tokens of an engine request, and an answer → its tokens that a prompt may keep.
 
-Text parts one behind another are one text, so a token may span their boundary, as it does when the result of a chat
+Text parts one after another are one text, so a token may span their boundary, as it does when the result of a chat
 template is encoded whole. Plain stretches of the text never give special tokens. No text gives the placeholder of a
 picture, because pictures are parts of their own.
 """
@@ -52,12 +52,12 @@ class EncodedPrompt:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedChoices:
-    """A prompt and the choices behind it, each encoded together with the text at the end of the prompt.
+    """A prompt and the choices after it, each encoded together with the text at the end of the prompt.
 
     Attributes:
         before: The prompt in front of the text at its end; `part_ids` leaves that text out.
         common_ids: The text's tokens up to where the first choice departs from it.
-        choice_ids: The tokens behind `common_ids` with each choice, in order. An empty choice has the rest of the text.
+        choice_ids: The tokens after `common_ids` with each choice, in order. An empty choice has the rest of the text.
     """
 
     before: EncodedPrompt
@@ -66,7 +66,7 @@ class EncodedChoices:
 
     @property
     def prefix_ids(self) -> tuple[int, ...] | PromptIds:
-        """The tokens that stand before every choice."""
+        """The tokens before every choice."""
         return self.before.input_ids + self.common_ids
 
 
@@ -80,14 +80,14 @@ def encode_parts(
     """The tokens of a prompt.
 
     The first text gets the tokens that the checkpoint puts before a text, unless it has them already or a template
-    wrote it. A picture in front of all text gets them too. Text behind tokens continues them.
+    wrote it. A picture in front of all text gets them too. Text after tokens continues them.
 
     Args:
         max_tokens: As in `Tokenizer.encode`.
         media: Reads pictures and videos; None for a model that sees nothing.
 
     Raises:
-        RequestError: A part must not stand in its place, or its text is not Unicode; or as `MediaReader.read`.
+        RequestError: A part is not allowed in its place, or its text is not Unicode; or as `MediaReader.read`.
         ContextLengthError: The prompt has more than twice `max_tokens`.
     """
     prompt = _GrowingPrompt(tokenizer, max_tokens, media, parts)
@@ -106,7 +106,7 @@ def encode_choices(
     """The tokens of a prompt and of the choices that may follow it. Special tokens in a choice are plain characters.
 
     Raises:
-        RequestError: There is no choice, or nothing stands before the choices; or as `encode_parts`.
+        RequestError: There is no choice, or nothing comes before the choices; or as `encode_parts`.
         ContextLengthError: As `encode_parts`.
     """
     if not choices:
@@ -150,7 +150,7 @@ def split_kept(
 
     Args:
         ids: Output tokens, without a stop token that the answer leaves out.
-        text: The beginning of their text, as `OutputStream` gives it.
+        text: The beginning of their text, as `AnswerStream` gives it.
         skip_special_tokens, prompt_tail_ids: Those of the answer.
     """
     detokenizer = IncrementalDetokenizer(
@@ -161,7 +161,7 @@ def split_kept(
         num_chars += len(detokenizer.push((token_id,)))
         if num_chars > len(text):
             break
-        if text.startswith(detokenizer.unfinished, num_chars):  # it stands for the beginning of a character
+        if text.startswith(detokenizer.unfinished, num_chars):  # it shows the beginning of a character
             num_kept, tail_start = count, num_chars + len(detokenizer.unfinished)
     return tuple(ids[:num_kept]), text[tail_start:]
 
@@ -282,10 +282,10 @@ class _GrowingPrompt:
         return [*bos_ids, *ids] if needs_bos else ids
 
     def mark_places(self, run: Sequence[TextPart], ids: Sequence[int], most: int = sys.maxsize) -> None:
-        """Remembers the places in a run of texts at the end of the prompt, but none behind `most` of its tokens."""
+        """Remembers the places in a run of texts at the end of the prompt, but none after `most` of its tokens."""
         for index in [index for index, part in enumerate(run) if not part.text][-MOST_POINTS:]:
-            behind = "".join(part.text for part in run[index:])
-            self._points.add(len(self._ids) + min(most, point_before(self._tokenizer, ids, behind)))
+            after = "".join(part.text for part in run[index:])
+            self._points.add(len(self._ids) + min(most, point_before(self._tokenizer, ids, after)))
 
     def _end_run(self) -> None:
         if not self._run:

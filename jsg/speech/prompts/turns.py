@@ -1,6 +1,6 @@
 """A chat template, rendered turn by turn.
 
-A template is written for whole conversations, but a program's prompt grows by turns, and what stands in it must stay.
+A template is written for whole conversations, but a program's prompt grows by turns, and what is in it must stay.
 So conversations of the same roles are rendered with a mark in place of each content. The text that the template writes
 between two marks goes between two turns. The model's own template writes it in every case: there is no table of
 templates, and turns that the template refuses are refused.
@@ -50,7 +50,7 @@ class Opening:
 
 @final
 class ChatTurns:
-    """The texts before, between and behind the turns of a conversation. Only its cache changes.
+    """The texts before, between and after the turns of a conversation. Only its cache changes.
 
     A conversation is given by its roles in order. A default system prompt, and all else that the template writes before
     the first content, is part of the first turn's opening.
@@ -104,7 +104,7 @@ class ChatTurns:
         return self._opening(_checked(roles))
 
     def closing(self, roles: Sequence[str]) -> str:
-        """The text behind the last content whatever comes next. The rest is in the next opening.
+        """The text after the last content whatever comes next. The rest is in the next opening.
 
         Raises:
             RequestError: As `opening`.
@@ -112,16 +112,16 @@ class ChatTurns:
         return self._closing(_checked(roles))[0]
 
     def ending(self, roles: Sequence[str]) -> str:
-        """The text behind the last content if no turn comes next. Raises as `opening`.
+        """The text after the last content if no turn comes next. Raises as `opening`.
 
         If the template cannot end there, it is the result of `closing`.
         """
         return self._closing(_checked(roles))[1]
 
     def around_media(self, kind: str) -> tuple[str, str]:
-        """The texts that the template writes before and behind a picture or video in a turn.
+        """The texts that the template writes before and after a picture or video in a turn.
 
-        For a template that has no place for one it is a line break behind it, as in LLaVA (arXiv:2304.08485).
+        For a template that has no place for one it is a line break after it, as in LLaVA (arXiv:2304.08485).
         """
         placeholder = self._placeholders.get(kind)
         found = None if placeholder is None else self._template.around_media(kind, placeholder)
@@ -180,15 +180,15 @@ class ChatTurns:
         place = found.index(last)
         if (found[place - 1] if place else -1) != last - 1:
             # Some templates write the system's content before the newest turn of the user. In the prompt it already
-            # stands before the user's first turn, and there it stays.
+            # comes before the user's first turn, and there it stays.
             if roles[0] == "system" and last > 1:
                 return self._before_last(roles[1:], followers)
             raise _not_in_turns(roles)
-        before, behind = pieces[place], pieces[place + 1]
-        return before.removesuffix(_BLANK), (not before.endswith(_BLANK), not behind.startswith(_BLANK))
+        before, after = pieces[place], pieces[place + 1]
+        return before.removesuffix(_BLANK), (not before.endswith(_BLANK), not after.startswith(_BLANK))
 
     def _behind(self, roles: Roles, *, prompts: bool) -> str | None:
-        """The text behind the last content if nothing comes next, with or without the generation prompt."""
+        """The text after the last content if nothing comes next, with or without the generation prompt."""
         try:
             pieces, found = self._render_marked(roles, prompts=prompts)
         except RequestError:

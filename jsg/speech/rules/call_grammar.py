@@ -64,7 +64,7 @@ def tools_to_structural_tag(
         dialect: How the model writes a call.
         parallel: An answer may have several calls; after the only one nothing follows.
         special_tokens: Written forms of the tokenizer's special tokens. A marker of the dialect that is among them
-            stands as a special token, not as text.
+            is written as a special token, not as text.
         form: The form of an answer without calls, as a format of a structural tag; None for free text.
         whitespace: The whitespace in the arguments.
         property_order: The order of the properties in the arguments.
@@ -126,7 +126,7 @@ class _Writer:
         return {"type": "or", "elements": [answer, _sequence(_token(self._dialect.wrap[0]), self._wrapped())]}
 
     def text_or_calls(self) -> Format:
-        """Free text with calls in it, or with calls behind it where answers are rows of messages."""
+        """Free text with calls in it, or with calls after it where answers are rows of messages."""
         if self._dialect.messages is None:
             return self._text_with_calls()
         begin, end = self._dialect.messages.before
@@ -181,7 +181,7 @@ class _Writer:
         return _tag("".join(map(str, (*begin, head))), _sequence(*rest, *([more] if self._parallel else ()), *end))
 
     def _wrapped(self) -> Format:
-        """Calls behind the special token that may begin them, and the one that then ends them."""
+        """Calls after the special token that may begin them, and the one that then ends them."""
         end = self._dialect.wrap[1]
         return _sequence(self._section(), *(self._written((end,)) if end else ()))
 

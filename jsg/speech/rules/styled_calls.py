@@ -19,14 +19,14 @@ def styled_call(
     *,
     is_strict: bool = True,
 ) -> list[str | Format]:
-    """A call of one tool, from its name to the end behind its arguments, as texts and formats one behind the other.
+    """A call of one tool, from its name to the end of its arguments, as texts and formats one after the other.
 
     Args:
         name: The tool.
         schema: JSON Schema of its arguments, an object. The reader must get the types of the same schema.
         style: How the model writes the call.
-        special_tokens: Written forms of the tokenizer's special tokens. Those that stand in marks of the style stand
-            there as special tokens, not as text.
+        special_tokens: Written forms of the tokenizer's special tokens. Those in marks of the style are written as
+            special tokens, not as text.
         is_strict: Whether a schema that cannot be enforced is an error; otherwise the arguments are then any object.
 
     Raises:
@@ -49,13 +49,13 @@ def styled_call(
 
 
 def _special_in(marks: tuple[Any, ...], special_tokens: Collection[str]) -> list[str]:
-    """Those of the special tokens that stand in marks."""
+    """Those of the special tokens that are in marks."""
     texts = [text for mark in marks for text in (mark if isinstance(mark, tuple) else (mark,)) if isinstance(text, str)]
     return sorted(token for token in special_tokens if any(token in text for text in texts))
 
 
 def _pieces(text: str, special: Collection[str]) -> list[str | Format]:
-    """The parts of a text, in which each of these special tokens stands for itself."""
+    """The parts of a text, in which each of these special tokens is a part."""
     names = "|".join(re.escape(token) for token in sorted(special, key=len, reverse=True))
     parts = re.split(f"({names})", text) if names else [text]
     return [{"type": "token", "token": part} if i % 2 else part for i, part in enumerate(parts) if part]

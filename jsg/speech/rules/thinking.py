@@ -1,4 +1,4 @@
-"""Thoughts of the model before an answer: whether it thinks, for how long, and how they are told from the answer.
+"""Thoughts of the model before an answer: whether it thinks, for how long, and how they are separated from the answer.
 
 This module serves every API. Each API makes a `ThoughtWish` of its own fields, and shows the thoughts and the text of
 an answer in its own form. `jsg.speech.answers.thoughts` has the markers of each kind of model and splits an answer by
@@ -16,7 +16,7 @@ from typing import Any, Literal, final
 from jsg.constrained.special_tokens import check_names
 from jsg.processing.tokenizer import Tokenizer
 from jsg.speech.answers.answer import Prompt
-from jsg.speech.answers.thoughts import Markers, Phase, Thoughts, detect_markers, find_markers, phase_behind
+from jsg.speech.answers.thoughts import Markers, Phase, Thoughts, detect_markers, find_markers, phase_after
 from jsg.speech.prompts.chat_template import ChatTemplate
 from jsg.speech.rules.thought_grammar import after_thoughts, is_free_text, marker_bytes
 from jsg.types import GrammarSpec, ThoughtLimit
@@ -37,7 +37,7 @@ class ThoughtForm:
     """How a model writes its thoughts.
 
     Attributes:
-        markers: What stands around them.
+        markers: What encloses them.
         tokenizer: The model's.
         special: The written forms of the special tokens that a grammar for this model may name.
     """
@@ -53,7 +53,7 @@ class ThoughtForm:
         return None if markers is None else cls(markers, tokenizer, special)
 
     def without_gap(self) -> "ThoughtForm":
-        """The form for answers whose grammar begins right behind the thoughts."""
+        """The form for answers whose grammar begins right after the thoughts."""
         return dataclasses.replace(self, markers=self.markers.without_gap())
 
     @property
@@ -69,10 +69,10 @@ class ThoughtForm:
         pairs = zip((self.markers.begin, self.markers.end, self.markers.gap), (*self.token_ids, None), strict=True)
         return any(token_id is None and any(name in text for name in self.special) for text, token_id in pairs)
 
-    def phase_behind(self, prompt: Prompt) -> Phase:
+    def phase_after(self, prompt: Prompt) -> Phase:
         """Where an answer to a prompt begins. A marker that is a special token is found by its id, as in answers."""
         if prompt.ends_in_content:
-            return phase_behind("", self.markers)
+            return phase_after("", self.markers)
         input_ids = prompt.input_ids
         begin_id, end_id = self.token_ids
         tail_ids = input_ids[-_TAIL_LEN:]
@@ -81,7 +81,7 @@ class ThoughtForm:
         if last_id in (begin_id, end_id):
             return Phase.INSIDE if last_id == begin_id else Phase.ANSWER
         tail = decode(tail_ids)
-        return phase_behind(tail, self.markers, by_begin=begin_id is None, by_end=end_id is None)
+        return phase_after(tail, self.markers, by_begin=begin_id is None, by_end=end_id is None)
 
     def thoughts(self, phase: Phase, *, has_gap: bool, is_split: bool) -> Thoughts:
         """How an answer is split that begins in a phase."""
@@ -93,7 +93,7 @@ class ThoughtForm:
         return ThoughtLimit(begin=begin, end=end, is_inside=phase is Phase.INSIDE, max_tokens=max_tokens)
 
     def grammar(self, grammar: GrammarSpec | None, phase: Phase) -> GrammarSpec:
-        """The grammar of a whole output, of that of the answer."""
+        """The grammar of a whole output, thoughts included, of the grammar of its answer."""
         marks = self.markers
         is_inside = phase is Phase.INSIDE
         return after_thoughts(
@@ -111,8 +111,8 @@ class ThoughtWish:
         effort: How much it thinks, for a chat template that reads this.
         budget: The most tokens of thoughts; None for no limit of their own.
         budget_field: The field that brought the budget.
-        is_split: Whether thoughts are told from the answer. Otherwise they stand in its text, with their markers.
-        is_shown: Whether thoughts that are told from the answer are shown.
+        is_split: Whether thoughts are separated from the answer. Otherwise they are in its text, with their markers.
+        is_shown: Whether thoughts that are separated are shown.
         is_streamed: Whether a stream has them as they come. Otherwise they come as a whole when they end.
     """
 
@@ -157,7 +157,7 @@ def think(
         RequestError: `pass_over` raised it.
         GrammarError: The grammar of the prompt names a special token that the model does not have.
     """
-    phase = Phase.ANSWER if form is None or not may_begin else form.phase_behind(prompt)
+    phase = Phase.ANSWER if form is None or not may_begin else form.phase_after(prompt)
     if form is None or phase is Phase.ANSWER:
         if wish.budget is not None:
             why = NO_THOUGHTS if form is None else _NO_BUDGET if may_begin else _CONTINUED
@@ -178,7 +178,7 @@ def think(
         sampling=sampling,
         thoughts=form.thoughts(phase, has_gap=has_gap, is_split=wish.is_split),
         thought_limit=None if wish.budget is None else form.limit(phase, wish.budget),
-        kind_behind_thoughts=kind,
+        kind_after_thoughts=kind,
     )
 
 

@@ -13,7 +13,7 @@ from jsg.types import GrammarKind, GrammarSpec
 
 Format = dict[str, Any]
 
-_INSIDE = "the structural tag.format.elements[1]: "  # begins errors about the grammar behind thoughts
+_INSIDE = "the structural tag.format.elements[1]: "  # begins errors about the grammar after thoughts
 _FREE = ("any_text", "triggered_tags", "token_triggered_tags", "dispatch")
 
 
@@ -32,14 +32,14 @@ def after_thoughts(
 
     Args:
         grammar: The grammar of the answer; None where the answer may have any tokens.
-        begin: The marker that opens the thoughts, behind any white space. Without it the output has none.
+        begin: The marker that opens the thoughts, after any white space. Without it the output has none.
         end: The marker that closes them.
         gap: The text between `end` and the answer, unless the answer may begin with any text.
         header: The text before an answer without thoughts.
         is_inside: Whether the prompt has opened the thoughts, so that they are not optional and have no `begin`.
         special_tokens: Written forms of the tokenizer's special tokens. A marker, or a part of one, that is among them
-            stands as a special token.
-        is_sure: Whether the model has these special tokens. Otherwise each may stand as text, too.
+            is written as a special token.
+        is_sure: Whether the model has these special tokens. Otherwise each may be written as text, too.
     """
 
     def parts(text: str) -> list[Format]:

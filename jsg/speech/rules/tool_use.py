@@ -6,28 +6,19 @@ answer in its own form. A dialect is how a model writes calls in text; `jsg.spee
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
 from jsg.constrained.call_styles import XML_MARKS, ArgumentTypes
 from jsg.errors import GrammarError, RequestError
-from jsg.speech.answers.answer import Answer, AnswerDelta
-from jsg.speech.answers.call_stops import CallForm
-from jsg.speech.answers.tool_calls import (
-    ContentDelta,
-    ParsedAnswer,
-    ToolCallParser,
-    ToolDelta,
-    parse_tool_calls,
-)
+from jsg.speech.answers.parts_reader import CallForm
 from jsg.speech.dialects import Dialect
 from jsg.speech.prompts.chat_template import ChatTemplate
 from jsg.speech.rules import call_grammar as tool_grammars
-from jsg.types import FinishType, GrammarSpec
+from jsg.speech.rules.thinking import ThoughtForm
+from jsg.types import GrammarSpec
 
 MAX_TOOLS = 128
 
@@ -103,17 +94,19 @@ class TextForm:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Speech:
-    """How a model reads about tools and writes calls.
+    """How a model writes.
 
     Attributes:
         template: Its chat template.
         dialect: How it writes calls; None where that is not known.
-        special: The markers of calls that are special tokens of the model.
+        special: The markers of calls and thoughts that are special tokens of the model.
+        thinking: How it writes its thoughts; None where it writes none.
     """
 
     template: ChatTemplate
     dialect: Dialect | None
     special: frozenset[str]
+    thinking: ThoughtForm | None = None
 
     @property
     def shows_tools(self) -> bool:
@@ -185,13 +178,12 @@ class ToolUse:
         """The names of the tools that the answer may call."""
         return frozenset(tool.name for tool in self.callable)
 
-    @property
-    def call_form(self) -> CallForm:
-        """How calls stand in an answer."""
+    def call_form(self, *, only_complete: bool = False) -> CallForm:
+        """How the answer writes calls. With `only_complete` a call that was cut short does not count."""
         types: dict[str, ArgumentTypes] = {}
         if self.dialect.call_style in XML_MARKS:
             types = {tool.name: ArgumentTypes.read(tool.schema) for tool in self.callable}
-        return CallForm(self.dialect, self.names, types)
+        return CallForm(self.dialect, self.names, types, only_complete)
 
     @property
     def has_special_marks(self) -> bool:
@@ -232,74 +224,6 @@ class ToolUse:
             special_tokens=self.special,
             form=None if self.form is None else dict(self.form.format),
         )
-
-
-@final
-class AnswerReader:
-    """Tells the text of one answer from its calls, for the whole answer or while it grows."""
-
-    def __init__(self, answer: Answer, tools: ToolUse | None) -> None:
-        self._answer = answer
-        self._nonce = uuid.uuid4().hex  # not the request's name, which clients may use for many requests
-        self._form = None if tools is None else tools.call_form
-        self._parser = (
-            None
-            if self._form is None
-            else ToolCallParser(self._form.dialect, self._form.names, self._new_id, types=self._form.types)
-        )
-
-    def read(self, delta: AnswerDelta) -> list[ToolDelta]:
-        """The text and calls that a delta of the answer adds. Takes every delta once and in order."""
-        return self.read_text(delta.text, is_last=delta.finish is not None)
-
-    def read_text(self, text: str, *, is_last: bool) -> list[ToolDelta]:
-        """As `read`, for a piece of the answer's text."""
-        if self._parser is None:
-            return [ContentDelta(text)] if text else []
-        found = self._parser.push(text)
-        return found + self._parser.finish(is_cut=self._is_cut_short) if is_last else found
-
-    @property
-    def _is_cut_short(self) -> bool:
-        """Whether the answer has ended and was not ended by the model."""
-        finish = self._answer.finish
-        return finish is not None and finish.type is not FinishType.STOP
-
-    def whole(self, *, only_complete: bool = False) -> ParsedAnswer:
-        """The text and calls of the answer so far. With `only_complete` a call that was cut short does not count."""
-        if self._form is None:
-            return ParsedAnswer(self._answer.text, ())
-        form = self._form
-        return parse_tool_calls(
-            self._answer.text,
-            form.dialect,
-            form.names,
-            self._new_id,
-            types=form.types,
-            streams_arguments=not only_complete,
-            is_cut=self._is_cut_short,
-        )
-
-    @property
-    def held_len(self) -> int:
-        """How many characters at the end of the text that was read may still become text or a call."""
-        return 0 if self._parser is None else self._parser.held_len
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether the text that was read has calls."""
-        return self._parser is not None and self._parser.num_calls > 0
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the text that was read ends inside a call."""
-        return self._parser is not None and self._parser.is_cut
-
-    def _new_id(self, index: int) -> str:
-        """A name for a call that no other answer has."""
-        digest = hashlib.sha256(f"{self._nonce} {index}".encode()).hexdigest()
-        is_short = self._form is not None and self._form.dialect.id_form == "nine_letters"
-        return digest[:9] if is_short else f"call_{digest[:24]}"
 
 
 def _schema_at(tag: Any, place: str) -> Any:

@@ -8,10 +8,11 @@ import pytest
 from jsg.constrained.call_styles import ArgumentTypes
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.speech.answers.tool_calls import MAX_HELD_LEN, ParsedAnswer, ToolCallParser, join_deltas, nameable_tokens
+from jsg.speech.answers.tool_calls import MAX_HELD_LEN, ParsedAnswer, ToolCallParser, nameable_tokens
 from jsg.speech.dialects import DIALECTS
 from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.speech.dialects import NAMES, PARAMETERS, Calls, random_calls, same_json, written
+from tests.speech.parsed import join_deltas
 
 TYPES = ArgumentTypes.read(PARAMETERS)
 

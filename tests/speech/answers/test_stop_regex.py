@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jsg.constrained.stop_patterns import stop_patterns
 from jsg.processing.tokenizer import Tokenizer
 from jsg.speech.answers.answer import Answer, Prompt
-from jsg.speech.answers.call_stops import CallForm
-from jsg.speech.answers.output import OutputStream
+from jsg.speech.answers.answer_stream import AnswerStream
+from jsg.speech.answers.parts_reader import CallForm
 from jsg.speech.dialects import DIALECTS
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
@@ -79,7 +79,7 @@ def test_holds_back_only_what_may_begin_a_match(byte_level: Tokenizer) -> None:
     params = SamplingParams(stop_regex=r"Q\d+:")
     make = stop_patterns(params)
     assert make is not None
-    stream = OutputStream(byte_level, params, stops=make())
+    stream = AnswerStream(byte_level, params, patterns=make)
     deltas = [stream.push(byte_level.encode(char, add_special_tokens=False), None) for char in "aQ1b2Q12:x"]
     assert [delta.text for delta in deltas] == ["a", "", "", "Q1b", "2", "", "", "", "", ""]
     assert [delta.finish is not None for delta in deltas] == [False] * 8 + [True, False]

@@ -116,7 +116,7 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
 
 
 class TestTokens:
-    """Token by token, as answers come: `OutputStream` with a tokenizer that has the markers as special tokens."""
+    """Token by token, as answers come: `AnswerStream` with a tokenizer that has the markers as special tokens."""
 
     @staticmethod
     def read(

@@ -9,15 +9,9 @@ import time
 import pytest
 
 from jsg.speech.answers.json_scanner import MAX_DEPTH, JsonScanner, ScanStep
-from jsg.speech.answers.tool_calls import (
-    CallDelta,
-    ContentDelta,
-    ParsedAnswer,
-    ToolCallParser,
-    join_deltas,
-    parse_tool_calls,
-)
+from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ParsedAnswer, ToolCallParser
 from jsg.speech.dialects import DIALECTS, detect_dialect
+from tests.speech.parsed import join_deltas, parse_tool_calls
 
 NAMES = ("f", "get_all")
 Calls = list[tuple[str, str]]

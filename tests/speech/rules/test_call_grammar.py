@@ -12,11 +12,11 @@ from jsg.constrained.run.machine import Machine
 from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, special_bytes
 from jsg.constrained.tags.front import structural_tag_grammar
 from jsg.errors import GrammarError
-from jsg.speech.answers.tool_calls import parse_tool_calls
 from jsg.speech.dialects import DIALECTS
 from jsg.speech.rules.call_grammar import NamedTool, Tool, ToolChoice, tools_to_structural_tag
 from tests.constrained.texts import accepts, can_begin, machine_of, most_heads
 from tests.speech.dialects import NAMES, PARAMETERS, random_calls, written
+from tests.speech.parsed import parse_tool_calls
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOLS = [

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.processing.tokenizer import Tokenizer
-from jsg.speech.answers.output import AnswerDelta, OutputStream
+from jsg.speech.answers.answer_stream import AnswerDelta, AnswerStream
 from jsg.types import FinishReason, FinishType, SamplingParams
 
 LENGTH = FinishReason(FinishType.LENGTH)
@@ -41,7 +41,7 @@ def _stream(
     tokenizer: Tokenizer, sampling: SamplingParams, ids: Sequence[int], cuts: Sequence[int], finish: FinishReason
 ) -> list[AnswerDelta]:
     """Pushes the ids in parts of the given lengths, the rest with the finish."""
-    stream = OutputStream(tokenizer, sampling)
+    stream = AnswerStream(tokenizer, sampling)
     deltas = []
     for length in cuts:
         if length >= len(ids):
@@ -106,7 +106,7 @@ def _letters(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def test_holds_back_only_what_may_begin_a_stop_string(byte_level: Tokenizer) -> None:
-    stream = OutputStream(byte_level, SamplingParams(stop=("END",)))
+    stream = AnswerStream(byte_level, SamplingParams(stop=("END",)))
     texts = [stream.push([i], None).text for i in _letters(byte_level, "aENEx")]
     assert texts == ["a", "", "", "EN", "Ex"]
     last = stream.push(_letters(byte_level, "yEN"), LENGTH)
@@ -155,7 +155,7 @@ def test_a_stop_string_before_the_stop_token_wins(byte_level: Tokenizer) -> None
 
 
 def test_a_finish_without_tokens_flushes(byte_level: Tokenizer) -> None:
-    stream = OutputStream(byte_level, SamplingParams(stop=("END",)))
+    stream = AnswerStream(byte_level, SamplingParams(stop=("END",)))
     assert stream.push(_letters(byte_level, "xEN"), None).text == "x"
     abort = FinishReason(FinishType.ABORT)
     assert stream.push([], abort) == AnswerDelta("EN", (), abort)

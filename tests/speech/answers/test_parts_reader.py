@@ -1,12 +1,13 @@
-"""Stop strings in answers with calls: found in what the answer says, never in a call."""
+"""Answers with calls: their texts and calls, and stop strings, which are found in texts and never in a call."""
 
 import pytest
 
 from jsg.processing.tokenizer import Tokenizer
-from jsg.speech.answers.call_stops import CallForm, CallStops
-from jsg.speech.answers.output import OutputStream
+from jsg.speech.answers.answer_stream import AnswerDelta, AnswerStream
+from jsg.speech.answers.parts_reader import CallForm
 from jsg.speech.dialects import DIALECTS
 from jsg.types import FinishReason, FinishType, SamplingParams
+from tests.speech.parsed import join_deltas, parse_tool_calls
 
 FORM = CallForm(DIALECTS["hermes"], frozenset(("f", "g")))
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END", "b": [1, 2]}}\n</tool_call>'
@@ -43,47 +44,51 @@ def byte_level(all_tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     return all_tokenizers["byte_level"]
 
 
-def read(tokenizer: Tokenizer, text: str, step_len: int, **sampling) -> tuple[str, int, FinishReason | None]:
+def read(tokenizer: Tokenizer, text: str, step_len: int, **sampling) -> AnswerDelta:
     params = SamplingParams(**sampling)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    stream = OutputStream(tokenizer, params, stops=CallStops(params.stop, FORM))
-    said, num_tokens, finish = "", 0, None
+    stream = AnswerStream(tokenizer, params, calls=FORM)
+    deltas = []
     for start in range(0, len(ids), step_len):
-        step = ids[start : start + step_len]
-        delta = stream.push(step, LENGTH if start + step_len >= len(ids) else None)
-        said += delta.text
-        num_tokens += len(delta.token_ids)
-        finish = finish or delta.finish
-    return said, num_tokens, finish
+        deltas.append(stream.push(ids[start : start + step_len], LENGTH if start + step_len >= len(ids) else None))
+    return AnswerDelta.join([delta for delta in deltas if delta.token_ids or delta.finish])
 
 
 @pytest.mark.parametrize("step_len", [1, 2, 1000])
 @pytest.mark.parametrize(("stops", "text", "expected", "matched"), CASES)
 def test_where_an_answer_ends(byte_level, stops, text, expected, matched, step_len):
-    said, _, finish = read(byte_level, text, step_len, stop=stops)
-    assert said == expected
-    assert finish == (LENGTH if matched is None else FinishReason(FinishType.STOP, matched))
-    kept, _, _ = read(byte_level, text, step_len, stop=stops, no_stop_trim=True)
-    assert kept == expected + (matched or "")
+    answer = read(byte_level, text, step_len, stop=stops)
+    assert answer.text == expected
+    assert answer.finish == (LENGTH if matched is None else FinishReason(FinishType.STOP, matched))
+    kept = read(byte_level, text, step_len, stop=stops, no_stop_trim=True)
+    assert kept.text == expected + (matched or "")
+    for each in (answer, kept):
+        found = parse_tool_calls(each.text, FORM.dialect, FORM.names, str, is_cut=matched is None)
+        parts = join_deltas(each.parts)
+        assert parts.content == found.content
+        assert [(call.name, call.arguments) for call in parts.calls] == [
+            (call.name, call.arguments) for call in found.calls
+        ]
 
 
 @pytest.mark.parametrize("step_len", [1, 1000])
 def test_what_comes_too_early_does_not_count(byte_level, step_len):
     num_tokens = len(byte_level.encode("a END b", add_special_tokens=False))
-    said, _, finish = read(byte_level, "a END b END c", step_len, stop=("END",), min_new_tokens=num_tokens)
-    assert (said, finish) == ("a END b ", FinishReason(FinishType.STOP, "END"))
+    answer = read(byte_level, "a END b END c", step_len, stop=("END",), min_new_tokens=num_tokens)
+    assert (answer.text, answer.finish) == ("a END b ", FinishReason(FinishType.STOP, "END"))
+    assert join_deltas(answer.parts).content == "a END b "
 
 
 def test_tokens_do_not_depend_on_the_steps(byte_level):
     text = f"It is {CALL} the END. More"
-    counts = {read(byte_level, text, step_len, stop=("END",))[1] for step_len in (1, 2, 3, 5, 1000)}
+    counts = {len(read(byte_level, text, step_len, stop=("END",)).token_ids) for step_len in (1, 2, 3, 5, 1000)}
     assert len(counts) == 1
 
 
 def test_nothing_is_shown_that_may_be_cut(byte_level):
     """Each piece stays: the text only grows, and never beyond a stop string that is found later."""
     params = SamplingParams(stop=("END",))
-    stream = OutputStream(byte_level, params, stops=CallStops(params.stop, FORM))
+    stream = AnswerStream(byte_level, params, calls=FORM)
     said, finish = "", None
     for token in byte_level.encode(f"a{CALL}b EN\nEN <tool_ END", add_special_tokens=False):
         delta = stream.push((token,), None)
