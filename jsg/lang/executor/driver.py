@@ -110,7 +110,13 @@ class Driver:
             await self._step(node, frame)
 
     async def _drive(self, number: int, frame: Frame) -> None:
-        """Hands a stream its nodes, and closes it behind the last one."""
+        """Hands a stream its nodes, and closes it after the last one. It ends early where the run is cancelled."""
+        with contextlib.suppress(
+            asyncio.CancelledError
+        ):  # else the task keeps the traceback, whose frames have the task
+            await self._drive_to_end(number, frame)
+
+    async def _drive_to_end(self, number: int, frame: Frame) -> None:
         for node in frame.nodes.get(number, ()):
             await self._step(node, frame)
         stream = frame.streams[number]
