@@ -47,7 +47,7 @@ UNKNOWN = {
     "bitnet": shape("BitNetForCausalLM", **TEXT, hidden_act="relu2", quantization_config={"quant_method": "bitnet"}),
     "a list": {"architectures": ["XForCausalLM"], "hidden_size": [1, 2]},
 }
-_FLOAT4 = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 32, "strategy": "group"}}
+_FLOAT4 = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 64, "strategy": "group"}}
 QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "gptq": ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits must be 4 or 8, but is 3"),
     "marlin": ({"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}}, "'marlin'"),
@@ -58,7 +58,7 @@ QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "fp8 unknown": ({"quantization_config": {**FP8, "hadamard": 64}}, "fp8 has no field 'hadamard'"),
     "fbgemm": ({"quantization_config": {"quant_method": "fbgemm_fp8", "transposed": True}}, "'transposed'"),
     "packed": ({"quantization_config": PACKED}, "config_groups must name a group, but is absent or null"),
-    "mxfp4": ({"quantization_config": {**PACKED, "config_groups": {"a": _FLOAT4}}}, "group_size must be 16 .* NVFP4"),
+    "float 4": ({"quantization_config": {**PACKED, "config_groups": {"a": _FLOAT4}}}, "group_size must be "),
     "sparse": ({"quantization_config": {**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}}, "-bitmask'"),
     "old llm-compressor": ({"compression_config": {"format": "float-quantized"}}, "compression_config"),
     "exl2": ({"quantization_config": {"quant_method": "exl2", "bits": 4.0}}, "'exl2'"),

@@ -127,7 +127,7 @@ def test_the_plan_restores_no_kernel_in_e4m3_where_rows_are_rounded_to_it(tmp_pa
     with mock.patch.object(dry_run, "largest_step_bound", wraps=dry_run.largest_step_bound) as bound:
         dry_run._fits(EngineConfig(model_path=str(there)), there, config, None)
     restored = {name: call.kwargs["restored_bytes"] for name, call in zip(NAMES, bound.call_args_list, strict=True)}
-    assert restored["h200"] == 0 and restored["a100_80gb"] == 2 * 256 * 128
+    assert restored["h200"] == restored["a100_80gb"] == 0  # the latter reads e4m3 as it is, for rows of 16 bits
 
 
 def test_devices_share_out_whole_groups(tmp_path: Path):

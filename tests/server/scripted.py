@@ -73,6 +73,7 @@ class ScriptedClient:
         answer: What every request is answered with, at most its `max_new_tokens` tokens of it.
         finish: Why it ends there.
         step_len: Tokens in one output.
+        goes_on: Whether an output may follow another one; a test sets it that wants to have seen the first.
         failure: What every request raises instead.
         score: The log-probability of each token that is asked for, given the tokens up to it and its index.
         requests: All that came.
@@ -94,6 +95,7 @@ class ScriptedClient:
         self.answer = "hello"
         self.finish = END_OF_TEXT
         self.step_len = 3
+        self.goes_on: Callable[[], bool] = lambda: True
         self.failure: JsgError | None = None
         self.score: Callable[[Sequence[int], int], float] = lambda _ids, _index: -0.5
         self.requests: list[Request] = []
@@ -134,6 +136,8 @@ class ScriptedClient:
             step = tuple(ids[start : start + self.step_len])
             is_last = start + self.step_len >= len(ids)
             await asyncio.sleep(0.0005)  # so that the reader has its turn, and outputs are not joined
+            while start and not self.goes_on():
+                await asyncio.sleep(0)
             report = ConstraintReport(
                 is_forced=(True, *(False,) * (len(step) - 1)), kept_mass=(0.5,) * len(step), is_complete=is_last
             )
