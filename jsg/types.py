@@ -467,7 +467,7 @@ class ConstraintReport:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """What one step added to one request. Nobody changes it; a frozen class would be four times as slow to build.
+    """What one step added to one request. A frozen class would be four times as slow to build.
 
     Attributes:
         rid: The name of the request.

@@ -285,24 +285,6 @@ class TestHolds:
         with admission.hold("a"):
             pass
 
-    def test_their_timers_end_with_the_server(self):
-        asyncio.run(self.end())
-
-    async def end(self) -> None:
-        admission = Admission(ServerConfig(hold_timeout=1000))
-
-        async def hold() -> None:
-            async with asyncio.timeout(None) as timer:
-                with admission.hold("a") as watch:
-                    watch(timer)
-                    admission.close()
-                    await asyncio.Event().wait()
-
-        with pytest.raises(TimeoutError):
-            await hold()
-        with pytest.raises(ShuttingDownError), admission.hold("a"):
-            pass
-
 
 class TestWhatWasLetIn:
     def test_it_goes_on_while_the_server_ends_and_no_longer(self):

@@ -26,13 +26,14 @@ from jsg.server.loop_share import UNITS, LoopShare
 from jsg.server.telemetry.exchange import EndpointTable, Exchange, WatchExchanges
 from jsg.speech.answers.answer import AnswerDelta, Prompt
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
+from tests.server.scripted import Generating
 
 NUM_TOKENS = 50
 TEXT = "ab" * (NUM_TOKENS // 2)
 CALL = ApiCall(caller=Caller(), route="/generate")
 
 
-class ScriptedClient:
+class ScriptedClient(Generating):
     """Gives "abab..." token by token; the event loop turns once before each. The last prompt token is how it ends."""
 
     most_requests = 1000
@@ -81,7 +82,7 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
     async def run() -> weakref.ref:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(int(ends == "failed"), n=2)])
         with contextlib.suppress(JsgError):
-            async with contextlib.aclosing(generation.run()) as deltas:
+            async with generation.run() as deltas:
                 async for _ in deltas:
                     if ends == "left":
                         break
@@ -98,11 +99,12 @@ def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
     async def main() -> list[tuple[int, AnswerDelta]]:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
         read = []
-        async for index, delta in generation.run():
-            read.append((index, delta))
-            seen = "".join(each.text for i, each in read if i == index)
-            assert generation.answers[index].text == seen, "a delta brings its answer up to date"
-            await turns(5 * NUM_TOKENS)
+        async with generation.run() as deltas:
+            async for index, delta in deltas:
+                read.append((index, delta))
+                seen = "".join(each.text for i, each in read if i == index)
+                assert generation.answers[index].text == seen, "a delta brings its answer up to date"
+                await turns(5 * NUM_TOKENS)
         return read
 
     read = asyncio.run(main())
@@ -117,7 +119,8 @@ def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
 def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
     async def main() -> list[str]:
         generation = await make_generator(tokenizer).begin(CALL, [prompt()])
-        return [delta.text async for _, delta in generation.run()]
+        async with generation.run() as deltas:
+            return [delta.text async for _, delta in deltas]
 
     assert asyncio.run(main()) == list(TEXT)
 
@@ -201,8 +204,9 @@ def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bool):
 def test_a_failure_reaches_a_slow_reader(tokenizer):
     async def main() -> None:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(), prompt(1)])
-        async for _ in generation.run():
-            await turns(5 * NUM_TOKENS)
+        async with generation.run() as deltas:
+            async for _ in deltas:
+                await turns(5 * NUM_TOKENS)
 
     with pytest.raises(JsgError, match="the last token failed"):
         asyncio.run(main())

@@ -121,6 +121,10 @@ class TextChoice:
         shown = self._show(delta.text, delta.logprobs, has_ended=delta.finish is not None)
         return [shown] if shown["text"] or shown["logprobs"] or shown["finish_reason"] else []
 
+    def text_piece(self, text: str) -> dict[str, Any]:
+        """A piece that adds a text."""
+        return {"index": self._index, "text": text, "logprobs": None, **NOT_ENDED}
+
     def _show(self, text: str, scored: Sequence[TokenLogprob], *, has_ended: bool) -> dict[str, Any]:
         text, self._unsent = self._unsent + text, ""
         before: Sequence[TokenLogprob] = self.answer.prompt_logprobs if self._is_first else ()

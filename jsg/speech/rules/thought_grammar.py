@@ -1,10 +1,9 @@
 """Puts the thoughts of a model in front of a grammar, which then governs what follows them."""
 
-import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from jsg.constrained.special_tokens import special_bytes
@@ -85,18 +84,13 @@ def is_free_text(grammar: GrammarSpec) -> bool:
     return form.get("type") in _FREE and not form.get("at_least_one")
 
 
-@contextlib.contextmanager
-def without_thoughts(kind: GrammarKind | None) -> Iterator[None]:
-    """A GrammarError about a grammar of `after_thoughts`, raised inside, speaks of the grammar that it was made of.
+def without_thoughts(error: Exception, kind: GrammarKind | None) -> None:
+    """Makes a GrammarError about a grammar of `after_thoughts` speak of the grammar that it was made of.
 
     `kind` is the kind of that one; None where there are no thoughts before it.
     """
-    try:
-        yield
-    except GrammarError as error:
-        if kind is not None and str(error).startswith(_INSIDE):
-            error.args, error.param = (str(error).removeprefix(_INSIDE),), kind
-        raise
+    if isinstance(error, GrammarError) and kind is not None and str(error).startswith(_INSIDE):
+        error.args, error.param = (str(error).removeprefix(_INSIDE),), kind
 
 
 def marker_bytes(marker: str, special_tokens: Collection[str]) -> bytes:

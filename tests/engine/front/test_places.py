@@ -11,7 +11,7 @@ from jsg.engine.front.places import ROUND_TOKENS, Places
 from jsg.errors import QueueTimeoutError
 from jsg.types import Request
 from jsg.waits import WaitReason, stat_of
-from tests.engine.front.background import until
+from tests.engine.front.background import outputs_of, until
 from tests.engine.front.test_client import endless, fake_engine, request, tokens_of
 
 
@@ -134,6 +134,6 @@ def test_a_clients_owners_take_turns_and_what_waits_can_be_aborted():
             assert len(places) == 0
 
     async def outputs(client: EngineClient, wanted: Request, owner: str):
-        return [output async for output in client.generate(wanted, owner)]
+        return [output async for output in outputs_of(client, wanted, owner)]
 
     asyncio.run(main())
