@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jsg.constrained.call_styles import LITERAL_MARKS, XML_MARKS, CallStyle, is_plain_name
+from jsg.constrained.call_styles import CALL_MARKS, CallStyle, is_plain_name
 from jsg.errors import GrammarError
 
 Format = dict[str, Any]
@@ -36,7 +36,7 @@ def styled_call(
             f"in which this model writes calls, but got {name[:60]!r}; rename the tool",
             "tools",
         )
-    marks = XML_MARKS.get(style) or LITERAL_MARKS[style]
+    marks = CALL_MARKS[style]
     special = _special_in(dataclasses.astuple(marks), special_tokens)
     styled: Format = {**arguments, "style": style, **({"special_tokens": special} if special else {})}
     return [*_pieces(name.join(marks.name), special), styled, *_pieces(marks.end, special)]

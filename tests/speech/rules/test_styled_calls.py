@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from jsg.constrained.call_styles import LITERAL_MARKS, XML_MARKS, CallStyle, is_plain_name
+from jsg.constrained.call_styles import CALL_MARKS, CallStyle, is_plain_name
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, named_tokens, special_bytes, spelled
 from jsg.constrained.tags.front import structural_tag_grammar
@@ -42,7 +42,7 @@ def machine(
 
 def walk(machine_: Machine, style: CallStyle, special: tuple[str, ...], chance: random.Random) -> str | None:
     """A random call that the machine allows; None where it did not come to its end soon."""
-    marks = XML_MARKS.get(style) or LITERAL_MARKS[style]
+    marks = CALL_MARKS[style]
     ends = [forbidden_in_strings(style) or '"', marks.end, "]", "}", ",", *NAMES, "null", "True", "12", "\n"]
     hints = [spelled(end, special) for end in ends] + [end.encode() for end in ends]
     config, text = machine_.start(), bytearray()
