@@ -10,6 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from jsg.constrained.tags.front import structural_tag_grammar
+from jsg.engine.child.protocol import Failure
 from jsg.errors import GrammarError
 from jsg.speech.dialects import DIALECTS
 from jsg.speech.rules.call_grammar import Tool, tools_to_structural_tag
@@ -250,16 +251,16 @@ class TestRefusals:
         }
         assert refusal(scripted, functions=[{"name": "f"}])["param"] == "functions"
 
-    @pytest.mark.parametrize("choice", ["auto", "required"])
-    def test_which_tool_the_compiler_refuses(self, scripted, choice):
+    @pytest.mark.parametrize("fields", [{}, {"tool_choice": "required"}, {"response_format": form_of(SCHEMA)}])
+    def test_which_tool_the_compiler_refuses(self, scripted, fields):
         """With the compiler's own words, so that they cannot change without this."""
         wrong = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(x)\1"}}}
         tools = [CLOCK, {"type": "function", "function": {"name": "wrong", "parameters": wrong}}, WEATHER]
-        ask(scripted, tools=tools, tool_choice=choice)
+        ask(scripted, tools=tools, **fields)
         with pytest.raises(GrammarError) as refused:
             structural_tag_grammar(scripted.sampling.grammar.text)
-        scripted.engine.failure = refused.value
-        error = refusal(scripted, tools=tools, tool_choice=choice)
+        scripted.engine.failure = Failure.of(refused.value).to_error()
+        error = refusal(scripted, tools=tools, **fields)
         assert error["param"] == "tools[1].function.parameters"
         assert error["message"].startswith("tools[1].function.parameters is not valid: pattern at #/properties/a")
 
