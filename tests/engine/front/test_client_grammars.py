@@ -190,38 +190,32 @@ def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line(use: Use):
     use(main)
 
 
-def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():
-    async def main() -> None:
-        async with fake_engine() as client:
-            await client.grammars.warm()
-            (pid,) = idle_pids(client.grammars.workers)
-            os.kill(pid, signal.SIGSTOP)
-            asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
-            await until(lambda: num_live(client) == 1)
-            client._child.kill()
-            with pytest.raises(JsgError, match="engine process ended"):
-                await asked
-
-    asyncio.run(main())
+async def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():
+    async with fake_engine() as client:
+        await client.grammars.warm()
+        (pid,) = idle_pids(client.grammars.workers)
+        os.kill(pid, signal.SIGSTOP)
+        asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
+        await until(lambda: num_live(client) == 1)
+        client._child.kill()
+        with pytest.raises(JsgError, match="engine process ended"):
+            await asked
 
 
-def test_a_grammar_of_a_request_that_waits_for_a_place_is_not_forgotten():
-    async def main() -> None:
-        async with fake_engine() as client:
-            client.take_turns()
-            assert client._streams.places is not None
-            num_places = client._streams.places._num
-            one = len(await client.grammars.tables(spec("a0")))
-            client._sent_grammars = SentGrammars(one)
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(collect(client, endless(f"r{i}"))) for i in range(num_places)]
-                waiting = [tasks.create_task(collect(client, with_grammar(f"g{i}", f"a{i}"))) for i in range(3)]
-                await until(lambda: client._streams.places is not None and len(client._streams.places) == 3)
-                assert client.abort("r0")
-                for outputs in [await task for task in waiting]:
-                    assert tokens_of(outputs) == TOKENS
-                client.abort_all()
-            assert len(running) == num_places
-            assert client._sent_grammars.add("another", one, set()) == sorted(spec(f"a{i}").key for i in range(3))
-
-    asyncio.run(main())
+async def test_a_grammar_of_a_request_that_waits_for_a_place_is_not_forgotten():
+    async with fake_engine() as client:
+        client.take_turns()
+        assert client._streams.places is not None
+        num_places = client._streams.places._num
+        one = len(await client.grammars.tables(spec("a0")))
+        client._sent_grammars = SentGrammars(one)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(collect(client, endless(f"r{i}"))) for i in range(num_places)]
+            waiting = [tasks.create_task(collect(client, with_grammar(f"g{i}", f"a{i}"))) for i in range(3)]
+            await until(lambda: client._streams.places is not None and len(client._streams.places) == 3)
+            assert client.abort("r0")
+            for outputs in [await task for task in waiting]:
+                assert tokens_of(outputs) == TOKENS
+            client.abort_all()
+        assert len(running) == num_places
+        assert client._sent_grammars.add("another", one, set()) == sorted(spec(f"a{i}").key for i in range(3))
