@@ -28,8 +28,7 @@ from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
 from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, with_common_point
 from jsg.speech.answers.tool_calls import nameable_tokens
-from jsg.speech.rules.thought_grammar import without_thoughts
-from jsg.types import FinishReason, FinishType, GrammarKind, GrammarSpec, RequestOutput, SamplingParams
+from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams
 from jsg.waits import WaitReason, waiting
 
 HELD = FinishReason(FinishType.STOP)
@@ -74,9 +73,6 @@ class Generation:
         self._watch_hold: Callable[[Callable[[], None]], None] = _nothing
         self._is_held = False
         self._timer: asyncio.TimerHandle | None = None
-        self._kinds: list[GrammarKind | None] = [
-            prompt.kind_after_thoughts for prompt in prompts for _ in range(prompt.sampling.n)
-        ]
         # However many grammars the request brings, few of them stand in the line of its key at a time: else they would
         # wait too long for each other, and the grammars of other requests would wait for all of them.
         self._grammar_turns = asyncio.Semaphore(AT_ONCE)
@@ -167,7 +163,6 @@ class Generation:
     def _take(self, index: int, output: RequestOutput | Exception) -> None:
         """The sink of one answer: see `streams.Sink`. An error ends the generation."""
         if isinstance(output, Exception):
-            without_thoughts(output, self._kinds[index])
             self._deltas.fail(output)
             return
         try:
@@ -369,11 +364,11 @@ class Generator:
             )
         num_scores = sum(prompt.num_scores for prompt in prompts)
         if num_scores > MAX_SCORES:
-            raise RequestError(
-                f"return_logprob may report at most {MAX_SCORES} log-probabilities (scored positions times "
-                f"alternatives times answers), but this request asks for up to {num_scores}; ask for fewer "
-                "alternatives or new tokens, or send several requests",
-                param="return_logprob",
+            raise RequestError.of(
+                "return_logprob",
+                f"may report at most {MAX_SCORES} log-probabilities (scored positions times alternatives times "
+                f"answers), but this request asks for up to {num_scores}; ask for fewer alternatives or new tokens, or "
+                "send several requests",
             )
         if self.info.caches_states:
             prompts = await self.beside(functools.partial(with_common_point, prompts), num_tokens)

@@ -26,10 +26,7 @@ def server(tokenizer_dir: Path) -> ScriptedServer:
 
 
 class TestTimers:
-    def test_a_hold_whose_time_is_over_does_not_keep_the_server_from_ending(self, server: ScriptedServer):
-        asyncio.run(self.unread(server))
-
-    async def unread(self, server: ScriptedServer) -> None:
+    async def test_a_hold_whose_time_is_over_does_not_keep_the_server_from_ending(self, server: ScriptedServer):
         """Its client does not read on, so it has not left when the server ends."""
         client = server.engine
         generator = Generator(client, server.tokenizer, random_seed=0, config=ServerConfig(hold_timeout=0.01))  # pyright: ignore[reportArgumentType]
@@ -41,10 +38,7 @@ class TestTimers:
             generator.admission.close()
             generator.admission.end()
 
-    def test_the_server_ends_those_that_have_not_ended(self):
-        asyncio.run(self.end())
-
-    async def end(self) -> None:
+    async def test_the_server_ends_those_that_have_not_ended(self):
         admission, ended = Admission(ServerConfig(hold_timeout=0.001)), list[int]()
         with admission.hold("") as watch:
             watch(lambda: ended.append(1))
@@ -79,10 +73,7 @@ class TestBudget:
             budget.spend([held])
         budget.spend([Prompt(rid="r", input_ids=ids, sampling=sampling)] * 2)
 
-    def test_a_hint_that_is_refused_takes_nothing_from_the_calls(self, server: ScriptedServer):
-        asyncio.run(self.refused(server))
-
-    async def refused(self, server: ScriptedServer) -> None:
+    async def test_a_hint_that_is_refused_takes_nothing_from_the_calls(self, server: ScriptedServer):
         app: Any = server.http.app
         front = app.state.door.front
         budget = Budget()
