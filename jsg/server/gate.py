@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jsg.server.http.access import RequireKey
 from jsg.server.http.call_route import CallRoute
-from jsg.server.http.failures import respond_to_failure
+from jsg.server.http.failures import FORESEEN, respond_to_failure
 from jsg.server.http.methods import answer_head
 from jsg.server.http.origins import CheckOrigin
 from jsg.server.http.request_id import more_headers_of, name_request
@@ -88,7 +88,7 @@ class Gate:
                 raise
             response = await respond_to_failure(request, error)
             await response(scope, receive, send)
-            if response.status_code == 500:
+            if not isinstance(error, FORESEEN):
                 raise  # for the log
 
 

@@ -48,6 +48,7 @@ PIECE_BYTES = 2**18  # of a body that are sent in one turn of the event loop
 CLIENT_LEFT = 499  # for logs and metrics: the client has left and does not read it
 INTERNAL_ERROR = "internal error; the server's log has the cause"
 
+FORESEEN = (JsgError, HTTPException, RequestValidationError, ClientDisconnect)
 STATUSES: dict[type[JsgError], int] = {
     AbortedError: CLIENT_LEFT,
     RequestError: 400,
@@ -93,7 +94,7 @@ ANTHROPIC_TYPES = {
 def add_failure_handlers(app: FastAPI, routes: Iterable[BaseRoute] = ()) -> None:
     """Makes every failure of the app, which has these routes, answer in the form of its endpoint."""
     app.state.routes = [route for route in (*app.routes, *routes) if isinstance(route, Route)]
-    for kind in (JsgError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
+    for kind in (*FORESEEN, Exception):
         app.add_exception_handler(kind, respond_to_failure)
 
 
