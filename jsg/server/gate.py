@@ -90,6 +90,7 @@ class Gate:
             await response(scope, receive, send)
             if not isinstance(error, FORESEEN):
                 raise  # for the log
+            error.__traceback__ = None  # its frames may have the error
 
 
 async def _send(scope: Scope, exchange: Exchange, send: Send, message: Message) -> None:

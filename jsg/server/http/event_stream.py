@@ -25,6 +25,7 @@ Bytes are those of an `EventForm`."""
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Of every stream. With the second, nginx and what is built on it pass each event on at once."""
+EVENTS_AT_ONCE = 8
 COMMENT = b": still here\n\n"  # clients ignore comments in a stream of events
 
 # Python's `splitlines`, which some clients use, ends lines at these characters; the specification of events does not.
@@ -36,8 +37,8 @@ async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) ->
 
     The request's body must have been read before, so that the next message from the client says that it left.
     """
+    leaving = asyncio.create_task(_left(request))  # first, so that it also learns first that a send is in vain
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -134,21 +135,23 @@ class _EventStream(Response):
                 await send_body(COMMENT)
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        event = self._first
         try:
             async with _beating(beat, self._beat_s):
-                while event is not None:
+                await self._send(self._first, send_body)
+                number = 0
+                # Neither the next event nor a send to a client that has left needs to wait. Without the sleep no other
+                # task would run, and nobody would notice that the client has left. One event has all that a slow client
+                # has not read, so making it may take long, and is not done for one that has left.
+                while not self._has_left and (event := await anext(self._events, None)) is not None:
                     if isinstance(event, bytes):
-                        await send_body(event)
+                        await send({"type": "http.response.body", "body": event, "more_body": True})
                     else:
-                        await self._send(event if isinstance(event, list) else [event], send_body)
-                    # Neither the next event nor a send to a client that has left needs to wait. Without this line no
-                    # other task would run, and nobody would notice that the client has left. One event has all that
-                    # a slow client has not read, so making it may take long, and is not done for one that has left.
-                    await asyncio.sleep(0)
-                    if self._has_left:
-                        return
-                    event = await anext(self._events, None)
+                        await self._send(event, send_body)
+                    number += 1
+                    if not number % EVENTS_AT_ONCE:
+                        await asyncio.sleep(0)
+                if self._has_left:
+                    return
         except Exception as error:
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")
@@ -156,7 +159,11 @@ class _EventStream(Response):
             await send_body(b"".join(self._encode(self._failure(error))))
         await send_body(self._ending, more_body=False)
 
-    async def _send(self, events: list[Event], send_body: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _send(self, event: Events, send_body: Callable[[bytes], Awaitable[None]]) -> None:
+        if isinstance(event, bytes):
+            await send_body(event)
+            return
+        events = event if isinstance(event, list) else [event]
         pieces, is_last = itertools.chain.from_iterable(map(self._encode, events)), False
         try:
             while not is_last:
