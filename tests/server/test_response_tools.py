@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -133,7 +131,7 @@ class TestResponses:
             assert deltas == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
             assert len({event["output_index"] for event in mine}) == 1
 
-    @pytest.mark.parametrize("step_len", [1, 2, 7, 500])
+    @pytest.mark.parametrize("step_len", [1, 7, 500])
     @pytest.mark.parametrize(
         ("answer", "texts"),
         [
@@ -557,13 +555,6 @@ class TestAnthropic:
         response = scripted.http.post("/v1/messages", json={"max_tokens": 5, "messages": HI, **body})
         assert response.status_code == 400, response.text
         assert said in response.json()["error"]["message"]
-
-
-def test_the_packages_raise_what_they_should(scripted):
-    with pytest.raises(openai.BadRequestError):
-        scripted.openai().responses.create(model="fake", input="hi", tool_choice="required")
-    with pytest.raises(anthropic.BadRequestError):
-        scripted.anthropic().messages.create(model="fake", max_tokens=5, messages=HI, tool_choice={"type": "any"})
 
 
 @pytest.mark.parametrize("step_len", [1, 2, 5, 1000])

@@ -477,16 +477,3 @@ class TestPackage:
             ("clock", 1, {}),
         ]
         assert events.get_final_completion().choices[0].finish_reason == "tool_calls"
-
-    def test_a_round(self, scripted):
-        """Call, result, answer: with the package's own objects sent back as they came."""
-        client = scripted.openai()
-        messages: list[Any] = list(HI)
-        made = client.chat.completions.create(model="fake", messages=messages, tools=[WEATHER])
-        messages.append(made.choices[0].message)
-        [call] = made.choices[0].message.tool_calls
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": "21"})
-        scripted.engine.answer = "21 degrees"
-        answer = client.chat.completions.create(model="fake", messages=messages, tools=[WEATHER])
-        assert answer.choices[0].message.content == "21 degrees"
-        assert f"{call.id}: 21" in scripted.prompt

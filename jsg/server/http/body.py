@@ -1,6 +1,7 @@
 """The base of all request bodies."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
@@ -94,9 +95,10 @@ class Body(BaseModel):
         return bool(one_of) and data["type"] not in get_args(one_of[0])
 
     @classmethod
-    def known_fields(cls) -> set[str]:
+    @functools.cache
+    def known_fields(cls) -> frozenset[str]:
         """The names of the fields that clients may send."""
-        return {field.alias or name for name, field in cls.model_fields.items()}
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
 
 def check_fields(body: Body, kind: str, what: str, param: str, fields: Mapping[str, str]) -> None:

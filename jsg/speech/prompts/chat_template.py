@@ -221,7 +221,7 @@ def _as_object(arguments: Any) -> Any:
 def _copy_json(value: Any) -> Any:
     """A copy in plain JSON types, so that a template gets no object with methods of its own."""
     match value:
-        case None | bool() | int() | float() | str():
+        case str() | None | bool() | int() | float():
             return value
         case dict():
             return {_copy_json(key): _copy_json(item) for key, item in value.items()}
