@@ -1,6 +1,5 @@
 """Programs on a real server over a real socket: common text is computed once, and ended programs free all."""
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -197,17 +196,14 @@ class TestTheSameAsOtherwise:
         states = program.run_batch(words, backend=backend)
         assert [state["a"] for state in states] == [program.run(word["word"], backend=backend)["a"] for word in words]
 
-    def test_an_async_program_on_the_callers_loop(self, backend):
+    async def test_an_async_program_on_the_callers_loop(self, backend):
         @sgl.function
         async def program(s):
             s += "Once upon a time" + sgl.gen("a", max_tokens=4, **GREEDY)
             return len(await s.aget("a"))
 
-        async def main():
-            state = await program.arun(backend=backend)
-            return await state.aget("a"), state.ret_value
-
-        text, length = asyncio.run(main())
+        state = await program.arun(backend=backend)
+        text, length = (await state.aget("a"), state.ret_value)
         assert length == len(text)
 
 

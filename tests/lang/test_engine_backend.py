@@ -354,22 +354,19 @@ class TestAnswers:
         with pytest.raises(RequestError, match="must be at most 4096"):
             await gen(session)
 
-    def test_a_closed_engine_says_so(self, compile_cache_dir: str):
+    async def test_a_closed_engine_says_so(self, compile_cache_dir: str):
         engine = new_engine(compile_cache_dir)
         backend = engine.as_backend()
         engine.close()
 
-        async def program() -> None:
-            session = await started(backend, "There was")
-            with pytest.raises(EngineDeadError):
-                await gen(session)
-            branches = await session.fork(2)
-            with pytest.raises(EngineDeadError):
-                await gen(branches[0])
-            for branch in branches:
-                await branch.close()
-
-        asyncio.run(program())
+        session = await started(backend, "There was")
+        with pytest.raises(EngineDeadError):
+            await gen(session)
+        branches = await session.fork(2)
+        with pytest.raises(EngineDeadError):
+            await gen(branches[0])
+        for branch in branches:
+            await branch.close()
 
     @asynchronous
     async def test_the_backend_tells_and_flushes(self, backend: EngineBackend):

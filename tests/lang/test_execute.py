@@ -57,21 +57,18 @@ def test_reading_waits_and_text_comes_as_it_grows():
         state["third"]
 
 
-def test_states_are_read_in_tasks():
-    async def main():
-        state = await two_gens.compile().arun("x: ", backend=backend())
-        assert await state.aget("first") == state["first"]
-        assert await state.atext() == state.text()
-        assert await state.amessages() == []
-        assert await state.aret_value() is None
-        assert await state.aerror() is None
-        assert (await state.aget_meta_info("first"))["completion_tokens"] == 2
-        pairs = [pair async for pair in state.text_async_iter("first", return_meta_data=True)]
-        assert "".join(text for text, _ in pairs) == state["first"]
-        assert pairs[-1][1]["completion_tokens"] == 2
-        return "".join([piece async for piece in state.text_async_iter()]) == state.text()
-
-    assert asyncio.run(main())
+async def test_states_are_read_in_tasks():
+    state = await two_gens.compile().arun("x: ", backend=backend())
+    assert await state.aget("first") == state["first"]
+    assert await state.atext() == state.text()
+    assert await state.amessages() == []
+    assert await state.aret_value() is None
+    assert await state.aerror() is None
+    assert (await state.aget_meta_info("first"))["completion_tokens"] == 2
+    pairs = [pair async for pair in state.text_async_iter("first", return_meta_data=True)]
+    assert "".join(text for text, _ in pairs) == state["first"]
+    assert pairs[-1][1]["completion_tokens"] == 2
+    assert "".join([piece async for piece in state.text_async_iter()]) == state.text()
 
 
 def test_what_fails_in_a_branch_stays_there_and_names_its_line():
@@ -133,7 +130,7 @@ def test_cancelling_aborts_what_runs():
     gate.open()
 
 
-def test_a_cancelled_task_cancels_its_program():
+async def test_a_cancelled_task_cancels_its_program():
     gate = Gate()
 
     async def forever(prompt, gen):
@@ -142,13 +139,10 @@ def test_a_cancelled_task_cancels_its_program():
 
     where = ScriptedBackend(forever)
 
-    async def main():
-        task = asyncio.create_task(branches.compile().arun("x", backend=where))
-        await asyncio.to_thread(gate.wait_reached)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(main())
+    task = asyncio.create_task(branches.compile().arun("x", backend=where))
+    await asyncio.to_thread(gate.wait_reached)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert run_here(until(lambda: where.num_open == 0))
     gate.open()
 

@@ -62,11 +62,8 @@ def made_on(things: PerLoop[Thing], loop: asyncio.AbstractEventLoop) -> Thing:
     return asyncio.run_coroutine_threadsafe(made(things), loop).result(30)
 
 
-def test_each_loop_has_one(things, elsewhere):
-    async def twice():
-        return things.here(), things.here()
-
-    one, same = asyncio.run(twice())
+async def test_each_loop_has_one(things, elsewhere):
+    one, same = (things.here(), things.here())
     assert one is same
     other = made_on(things, elsewhere)
     assert other is made_on(things, elsewhere)

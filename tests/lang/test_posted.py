@@ -332,15 +332,12 @@ def test_a_program_that_is_cancelled_before_it_began_ends():
     assert where.num_open == 0
 
 
-def test_a_block_that_is_left_at_once_ends():
-    async def main():
-        where = backend()
-        async with asyncio.timeout(10):
-            async with execute(two_gens.trace(), where, {"x": "x"}):
-                pass
-        return where
-
-    assert asyncio.run(main()).calls == []
+async def test_a_block_that_is_left_at_once_ends():
+    where = backend()
+    async with asyncio.timeout(10):
+        async with execute(two_gens.trace(), where, {"x": "x"}):
+            pass
+    assert (where).calls == []
 
 
 def test_reading_the_text_within_limits_does_not_come_between_a_fork_and_its_join():

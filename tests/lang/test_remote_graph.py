@@ -231,7 +231,7 @@ def test_posts_of_a_batch_wait_for_each_other_where_the_key_has_no_room():
     assert sum(server.posts) == 600 and max(server.posts) <= 256
 
 
-def test_a_cancelled_batch_closes_its_post():
+async def test_a_cancelled_batch_closes_its_post():
     gate = Gate()
 
     async def forever(prompt, gen):
@@ -240,13 +240,10 @@ def test_a_cancelled_batch_closes_its_post():
 
     server = BatchServer(forever)
 
-    async def main():
-        running = asyncio.create_task(program.compile().arun_batch([{"q": "a", "photo": PNG}] * 3, backend=server))
-        await asyncio.to_thread(gate.wait_reached)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(main())
+    running = asyncio.create_task(program.compile().arun_batch([{"q": "a", "photo": PNG}] * 3, backend=server))
+    await asyncio.to_thread(gate.wait_reached)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
     async def until_closed():
         while server.num_under_way:

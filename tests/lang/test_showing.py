@@ -1,6 +1,5 @@
 """A state shows itself: `repr`, HTML, `keys`, `usage`, `timeline`."""
 
-import asyncio
 import threading
 
 import pytest
@@ -102,29 +101,26 @@ def test_a_failed_state_shows_its_error_and_the_call_that_failed(where):
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_showing_waits_for_nothing_also_where_a_loop_runs(where):
+async def test_showing_waits_for_nothing_also_where_a_loop_runs(where):
     gate = Gate()
 
     async def answer(prompt, gen):
         await gate.passed()
         return "A"
 
-    async def main():
-        backend = GraphServer(answer)
-        state = (
-            program.run(backend=backend, stream=True)
-            if where == "plain"
-            else program.compile().run(backend=backend, where=where)
-        )
-        gate.wait_reached()
-        shown = repr(state), state._repr_html_(), state.keys()
-        with pytest.raises(ProgramError, match="event loop"):
-            state.usage()
-        gate.open()
-        assert (await state.ausage())["calls"] == 5
-        return shown
-
-    line, page, _ = asyncio.run(main())
+    backend = GraphServer(answer)
+    state = (
+        program.run(backend=backend, stream=True)
+        if where == "plain"
+        else program.compile().run(backend=backend, where=where)
+    )
+    gate.wait_reached()
+    shown = repr(state), state._repr_html_(), state.keys()
+    with pytest.raises(ProgramError, match="event loop"):
+        state.usage()
+    gate.open()
+    assert (await state.ausage())["calls"] == 5
+    line, page, _ = shown
     assert "State running, " in line and "running" in page
 
 

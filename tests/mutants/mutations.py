@@ -262,7 +262,7 @@ PROCESSING = (
     ),
     Mutation(
         "processing: a mark in a string of JSON ends an argument",
-        "jsg/speech/answers/xml_call_reader.py",
+        "jsg/speech/answers/xml_arguments.py",
         "if self._value.is_inside_json:",
         "if False:",
         "tests/speech/answers/test_styled_calls.py",

@@ -273,25 +273,22 @@ class TestEventLoop:
         assert server.http.post(path, json={"messages": [{"role": "user", "content": "hi"}]}).status_code == 200
         assert [name.rpartition("_")[0] for name in names] == ["jsg-text"]
 
-    def test_what_waits_for_pictures_is_bounded(self):
+    async def test_what_waits_for_pictures_is_bounded(self):
         may_end, threads = threading.Event(), TextThreads()
 
-        async def main() -> None:
-            waiting = [asyncio.create_task(threads.decode(may_end.wait)) for _ in range(MAX_MEDIA)]
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match="try again later"):
-                await threads.decode(may_end.wait)
-            waiting[-1].cancel()
-            await asyncio.wait(waiting[-1:])
-            waiting[-1] = asyncio.create_task(threads.decode(may_end.wait))
-            await asyncio.sleep(0)
-            may_end.set()
-            assert await asyncio.gather(*waiting) == [True] * MAX_MEDIA
-
-        asyncio.run(main())
+        waiting = [asyncio.create_task(threads.decode(may_end.wait)) for _ in range(MAX_MEDIA)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="try again later"):
+            await threads.decode(may_end.wait)
+        waiting[-1].cancel()
+        await asyncio.wait(waiting[-1:])
+        waiting[-1] = asyncio.create_task(threads.decode(may_end.wait))
+        await asyncio.sleep(0)
+        may_end.set()
+        assert await asyncio.gather(*waiting) == [True] * MAX_MEDIA
         threads.close()
 
-    def test_so_many_requests_fetch_at_a_time(self, model_dir, monkeypatch):
+    async def test_so_many_requests_fetch_at_a_time(self, model_dir, monkeypatch):
         config = ServerConfig(allowed_media_host=("pictures.test",))
         threads = TextThreads()
         reader = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
@@ -310,11 +307,8 @@ class TestEventLoop:
         assert sources._fetcher is not None
         monkeypatch.setattr(type(sources._fetcher), "fetch", staticmethod(fetch))
 
-        async def main() -> None:
-            urls = [[f"http://pictures.test/{i}.png"] for i in range(3 * media_sources.MAX_FETCHING)]
-            await asyncio.gather(*map(sources._fetch, urls))
-
-        asyncio.run(main())
+        urls = [[f"http://pictures.test/{i}.png"] for i in range(3 * media_sources.MAX_FETCHING)]
+        await asyncio.gather(*map(sources._fetch, urls))
         threads.close()
         assert most == media_sources.MAX_FETCHING
 

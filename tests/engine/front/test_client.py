@@ -95,20 +95,17 @@ def test_many_streams_at_once_keep_their_own_tokens(use: Use):
     use(main)
 
 
-def test_progress_is_reported_before_ready():
-    async def main():
-        seen: list[Progress] = []
-        config = EngineConfig()
-        client = EngineClient(EngineChild.spawn(config, core=FAKE_CORE), config, seen.append)
-        try:
-            info = await client.ready()
-        finally:
-            await client.close()
-        assert seen == [Progress("plan", 1, 1, "weights 1 MB, KV pool 2 MB"), Progress("load", 1, 1)]
-        assert info == client.info
-        assert info.eos_token_ids == (257,)
-
-    asyncio.run(main())
+async def test_progress_is_reported_before_ready():
+    seen: list[Progress] = []
+    config = EngineConfig()
+    client = EngineClient(EngineChild.spawn(config, core=FAKE_CORE), config, seen.append)
+    try:
+        info = await client.ready()
+    finally:
+        await client.close()
+    assert seen == [Progress("plan", 1, 1, "weights 1 MB, KV pool 2 MB"), Progress("load", 1, 1)]
+    assert info == client.info
+    assert info.eos_token_ids == (257,)
 
 
 @pytest.mark.parametrize(
@@ -273,32 +270,26 @@ def test_a_failing_row_fails_alone(use: Use):
     use(main)
 
 
-def test_a_request_that_raises_fails_alone(capfd):
-    async def main():
-        async with fake_engine() as client:
-            good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
-            with pytest.raises(JsgError, match="could not take this request") as caught:
-                await collect(client, request("bad", ids=(RAISING_TOKEN,)))
-            assert type(caught.value) is JsgError
-            assert len(tokens_of(await good)) == 30
-
-    asyncio.run(main())
+async def test_a_request_that_raises_fails_alone(capfd):
+    async with fake_engine() as client:
+        good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+        with pytest.raises(JsgError, match="could not take this request") as caught:
+            await collect(client, request("bad", ids=(RAISING_TOKEN,)))
+        assert type(caught.value) is JsgError
+        assert len(tokens_of(await good)) == 30
     assert "this request cannot be added" in capfd.readouterr().err
 
 
-def test_a_request_that_waits_too_long_is_refused_while_others_run():
-    async def main():
-        async with fake_engine(queue_timeout=0.2, max_running_requests=1) as client:
-            running = client.generate(endless("runs"))
-            await anext(running)
-            with pytest.raises(QueueTimeoutError):
-                await collect(client, request("waits"))
-            assert (await anext(running)).finish is None
-            await running.aclose()
-            stats = await client.stats()
-            assert (stats["num_expired"], stats["num_waiting"]) == (1, 0)
-
-    asyncio.run(main())
+async def test_a_request_that_waits_too_long_is_refused_while_others_run():
+    async with fake_engine(queue_timeout=0.2, max_running_requests=1) as client:
+        running = client.generate(endless("runs"))
+        await anext(running)
+        with pytest.raises(QueueTimeoutError):
+            await collect(client, request("waits"))
+        assert (await anext(running)).finish is None
+        await running.aclose()
+        stats = await client.stats()
+        assert (stats["num_expired"], stats["num_waiting"]) == (1, 0)
 
 
 def test_the_cache_can_be_looked_at(use: Use):
@@ -311,105 +302,84 @@ def test_the_cache_can_be_looked_at(use: Use):
     use(main)
 
 
-def test_the_queue_is_bounded_in_the_engine_and_in_the_front():
-    async def main():
-        async with fake_engine(max_queued_requests=3) as client:
-            allowed = 3 + client.info.max_running_requests
-            wanted = [request(f"r{i}") for i in range(allowed + 9)]
-            results = await asyncio.gather(*(collect(client, one) for one in wanted), return_exceptions=True)
-            refusals = [str(result) for result in results if isinstance(result, QueueFullError)]
-            assert sum("run and wait" in text for text in refusals) == 9
-            num_taken = 3 * -(-allowed // UNITS)  # between two turns those that wait begin to run
-            assert sum("may wait" in text for text in refusals) == allowed - num_taken
-            assert len(refusals) == len(results) - num_taken
-
-    asyncio.run(main())
+async def test_the_queue_is_bounded_in_the_engine_and_in_the_front():
+    async with fake_engine(max_queued_requests=3) as client:
+        allowed = 3 + client.info.max_running_requests
+        wanted = [request(f"r{i}") for i in range(allowed + 9)]
+        results = await asyncio.gather(*(collect(client, one) for one in wanted), return_exceptions=True)
+        refusals = [str(result) for result in results if isinstance(result, QueueFullError)]
+        assert sum("run and wait" in text for text in refusals) == 9
+        num_taken = 3 * -(-allowed // UNITS)  # between two turns those that wait begin to run
+        assert sum("may wait" in text for text in refusals) == allowed - num_taken
+        assert len(refusals) == len(results) - num_taken
 
 
-def test_a_call_that_the_engine_cannot_answer_fails_alone(capfd):
-    async def main():
-        async with fake_engine(model_path=UNCOUNTED) as client:
-            good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
-            for _ in range(2):
-                with pytest.raises(JsgError, match="counters") as caught:
-                    await client.stats()
-                assert type(caught.value) is JsgError
-            assert len(tokens_of(await good)) == 30
-            assert client.is_alive
-
-    asyncio.run(main())
+async def test_a_call_that_the_engine_cannot_answer_fails_alone(capfd):
+    async with fake_engine(model_path=UNCOUNTED) as client:
+        good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+        for _ in range(2):
+            with pytest.raises(JsgError, match="counters") as caught:
+                await client.stats()
+            assert type(caught.value) is JsgError
+        assert len(tokens_of(await good)) == 30
+        assert client.is_alive
     assert "the page equation does not hold" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["kill", "crash"])
-def test_the_engines_death_ends_every_stream_and_call(way):
-    async def main():
-        async with fake_engine() as client:
-            streams = [asyncio.create_task(collect(client, endless(f"r{i}"))) for i in range(3)]
-            pid = int((await client.stats())["pid"])
-            if way == "kill":
-                os.kill(pid, signal.SIGKILL)
-            else:
-                streams.append(asyncio.create_task(collect(client, request("x", ids=(CRASHING_TOKEN,)))))
-            for result in await asyncio.gather(*streams, return_exceptions=True):
-                assert isinstance(result, EngineDeadError)
-            assert num_live(client) == 0
-            assert ("-9" if way == "kill" else "9") in str(await client.death())
-            assert not client.is_alive
-            with pytest.raises(EngineDeadError):
-                await client.stats()
-            with pytest.raises(EngineDeadError):
-                await collect(client, request("late"))
-
-    asyncio.run(main())
+async def test_the_engines_death_ends_every_stream_and_call(way):
+    async with fake_engine() as client:
+        streams = [asyncio.create_task(collect(client, endless(f"r{i}"))) for i in range(3)]
+        pid = int((await client.stats())["pid"])
+        if way == "kill":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            streams.append(asyncio.create_task(collect(client, request("x", ids=(CRASHING_TOKEN,)))))
+        for result in await asyncio.gather(*streams, return_exceptions=True):
+            assert isinstance(result, EngineDeadError)
+        assert num_live(client) == 0
+        assert ("-9" if way == "kill" else "9") in str(await client.death())
+        assert not client.is_alive
+        with pytest.raises(EngineDeadError):
+            await client.stats()
+        with pytest.raises(EngineDeadError):
+            await collect(client, request("late"))
 
 
 @pytest.mark.parametrize(("model", "error"), [(TOO_LARGE, MemoryPlanError), (CRASHING, EngineDeadError)])
-def test_a_start_that_fails_raises_its_own_error(model, error):
-    async def main():
-        with pytest.raises(JsgError) as caught:
-            async with fake_engine(model_path=model):
-                pass
-        assert type(caught.value) is error
-
-    asyncio.run(main())
+async def test_a_start_that_fails_raises_its_own_error(model, error):
+    with pytest.raises(JsgError) as caught:
+        async with fake_engine(model_path=model):
+            pass
+    assert type(caught.value) is error
 
 
-def test_an_engine_that_compiles_ends_by_itself():
-    async def main():
-        client = await start_client(EngineConfig(), core="tests.engine.fake_core:CompilingCore")
-        await client.close()
-        assert client._child.wait() == 0, "it was not killed"
-
-    asyncio.run(main())
+async def test_an_engine_that_compiles_ends_by_itself():
+    client = await start_client(EngineConfig(), core="tests.engine.fake_core:CompilingCore")
+    await client.close()
+    assert client._child.wait() == 0, "it was not killed"
 
 
-def test_close_ends_streams_and_the_process_in_order():
-    async def main():
-        async with fake_engine() as client:
-            stream = asyncio.create_task(collect(client, endless("r")))
-            pid = int((await client.stats())["pid"])
-        with pytest.raises(EngineDeadError, match="status 0"):
-            await stream
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    asyncio.run(main())
+async def test_close_ends_streams_and_the_process_in_order():
+    async with fake_engine() as client:
+        stream = asyncio.create_task(collect(client, endless("r")))
+        pid = int((await client.stats())["pid"])
+    with pytest.raises(EngineDeadError, match="status 0"):
+        await stream
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
-def test_the_socket_lies_in_an_owner_only_directory_that_goes_away():
-    async def main():
-        config = EngineConfig()
-        child = EngineChild.spawn(config, core=FAKE_CORE)
-        directory = Path(child.address.removeprefix("ipc://")).parent
-        client = EngineClient(child, config)
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-        await client.ready()
-        assert not directory.exists()
-        assert tokens_of(await collect(client, request("r"))) == [1, 2, 3, 1, 2]
-        await client.close()
-
-    asyncio.run(main())
+async def test_the_socket_lies_in_an_owner_only_directory_that_goes_away():
+    config = EngineConfig()
+    child = EngineChild.spawn(config, core=FAKE_CORE)
+    directory = Path(child.address.removeprefix("ipc://")).parent
+    client = EngineClient(child, config)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    await client.ready()
+    assert not directory.exists()
+    assert tokens_of(await collect(client, request("r"))) == [1, 2, 3, 1, 2]
+    await client.close()
 
 
 def test_the_child_leaves_ctrl_c_to_the_front(use: Use):
@@ -495,28 +465,24 @@ def test_points_for_snapshots_go_to_an_engine_that_keeps_states(use: Use, monkey
     use(main)
 
 
-def test_steps_that_wait_are_taken_together():
+async def test_steps_that_wait_are_taken_together():
     """Otherwise a front that is slower than the engine falls behind without end, and no event has several tokens."""
-
-    async def main() -> list[int]:
-        rescued: list[bytes] = []
-        context = zmq.asyncio.Context()
-        with context.socket(zmq.PAIR) as front, context.socket(zmq.PAIR) as engine:
-            front.bind("inproc://steps")
-            engine.connect("inproc://steps")
-            for number in range(MAX_MESSAGES + 3):
-                await engine.send(b"%d" % number)
-            taken = [await receive_waiting(front, rescued.append) for _ in range(2)]
-            await engine.send(b"%d" % (MAX_MESSAGES + 3))
-            taken.append(await receive_waiting(front, rescued.append))
-        context.term()
-        assert [int(number) for part in taken for number in part] == [*range(MAX_MESSAGES + 4)]
-        return [len(part) for part in taken]
-
-    assert asyncio.run(main()) == [MAX_MESSAGES, 3, 1]
+    rescued: list[bytes] = []
+    context = zmq.asyncio.Context()
+    with context.socket(zmq.PAIR) as front, context.socket(zmq.PAIR) as engine:
+        front.bind("inproc://steps")
+        engine.connect("inproc://steps")
+        for number in range(MAX_MESSAGES + 3):
+            await engine.send(b"%d" % number)
+        taken = [await receive_waiting(front, rescued.append) for _ in range(2)]
+        await engine.send(b"%d" % (MAX_MESSAGES + 3))
+        taken.append(await receive_waiting(front, rescued.append))
+    context.term()
+    assert [int(number) for part in taken for number in part] == [*range(MAX_MESSAGES + 4)]
+    assert [len(part) for part in taken] == [MAX_MESSAGES, 3, 1]
 
 
-def test_a_message_that_has_arrived_when_reading_is_cancelled_is_not_lost():
+async def test_a_message_that_has_arrived_when_reading_is_cancelled_is_not_lost():
     """The last one of an engine that cannot start says why, and may come with the end of its process."""
 
     class Arriving:
@@ -526,26 +492,20 @@ def test_a_message_that_has_arrived_when_reading_is_cancelled_is_not_lost():
         def recv(self) -> asyncio.Future[bytes]:
             return self.future
 
-    async def main():
-        rescued: list[bytes] = []
-        for arrives in (True, False):
-            socket = Arriving()
-            reading = asyncio.create_task(receive_waiting(socket, rescued.append))
-            await asyncio.sleep(0)
-            if arrives:
-                socket.future.set_result(b"why")
-            reading.cancel()
-            await asyncio.wait({reading})
-            assert reading.cancelled()
-        return rescued
-
-    assert asyncio.run(main()) == [b"why"]
+    rescued: list[bytes] = []
+    for arrives in (True, False):
+        socket = Arriving()
+        reading = asyncio.create_task(receive_waiting(socket, rescued.append))
+        await asyncio.sleep(0)
+        if arrives:
+            socket.future.set_result(b"why")
+        reading.cancel()
+        await asyncio.wait({reading})
+        assert reading.cancelled()
+    assert (rescued) == [b"why"]
 
 
-def test_config_survives_the_command_line():
-    async def main():
-        async with fake_engine(model_path='a "quoted" näme', mem_fraction_static=0.5) as client:
-            assert client.info.model_path == 'a "quoted" näme'
-
-    asyncio.run(main())
+async def test_config_survives_the_command_line():
+    async with fake_engine(model_path='a "quoted" näme', mem_fraction_static=0.5) as client:
+        assert client.info.model_path == 'a "quoted" näme'
     assert dataclasses.asdict(EngineConfig())  # every field is JSON's

@@ -119,7 +119,7 @@ def test_the_engine_keeps_the_grammar_that_answers_use(use: Use):
     use(main)
 
 
-async def _late_grammars() -> None:
+async def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
     async with fake_engine(model_path=LATE) as client:
         asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
         dropped = asyncio.create_task(collect(client, with_grammar("b", "a+")))
@@ -137,10 +137,6 @@ async def _late_grammars() -> None:
         first, *others = (output.waited for output in found)
         assert first is not None and first.keys() == {WaitReason.GRAMMAR, WaitReason.LOADING, WaitReason.ROWS}
         assert not any(others)
-
-
-def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
-    asyncio.run(_late_grammars())
 
 
 def test_a_wrong_grammar_is_refused_and_leaves_nothing(use: Use):
@@ -190,38 +186,32 @@ def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line(use: Use):
     use(main)
 
 
-def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():
-    async def main() -> None:
-        async with fake_engine() as client:
-            await client.grammars.warm()
-            (pid,) = idle_pids(client.grammars.workers)
-            os.kill(pid, signal.SIGSTOP)
-            asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
-            await until(lambda: num_live(client) == 1)
-            client._child.kill()
-            with pytest.raises(JsgError, match="engine process ended"):
-                await asked
-
-    asyncio.run(main())
+async def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():
+    async with fake_engine() as client:
+        await client.grammars.warm()
+        (pid,) = idle_pids(client.grammars.workers)
+        os.kill(pid, signal.SIGSTOP)
+        asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
+        await until(lambda: num_live(client) == 1)
+        client._child.kill()
+        with pytest.raises(JsgError, match="engine process ended"):
+            await asked
 
 
-def test_a_grammar_of_a_request_that_waits_for_a_place_is_not_forgotten():
-    async def main() -> None:
-        async with fake_engine() as client:
-            client.take_turns()
-            assert client._streams.places is not None
-            num_places = client._streams.places._num
-            one = len(await client.grammars.tables(spec("a0")))
-            client._sent_grammars = SentGrammars(one)
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(collect(client, endless(f"r{i}"))) for i in range(num_places)]
-                waiting = [tasks.create_task(collect(client, with_grammar(f"g{i}", f"a{i}"))) for i in range(3)]
-                await until(lambda: client._streams.places is not None and len(client._streams.places) == 3)
-                assert client.abort("r0")
-                for outputs in [await task for task in waiting]:
-                    assert tokens_of(outputs) == TOKENS
-                client.abort_all()
-            assert len(running) == num_places
-            assert client._sent_grammars.add("another", one, set()) == sorted(spec(f"a{i}").key for i in range(3))
-
-    asyncio.run(main())
+async def test_a_grammar_of_a_request_that_waits_for_a_place_is_not_forgotten():
+    async with fake_engine() as client:
+        client.take_turns()
+        assert client._streams.places is not None
+        num_places = client._streams.places._num
+        one = len(await client.grammars.tables(spec("a0")))
+        client._sent_grammars = SentGrammars(one)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(collect(client, endless(f"r{i}"))) for i in range(num_places)]
+            waiting = [tasks.create_task(collect(client, with_grammar(f"g{i}", f"a{i}"))) for i in range(3)]
+            await until(lambda: client._streams.places is not None and len(client._streams.places) == 3)
+            assert client.abort("r0")
+            for outputs in [await task for task in waiting]:
+                assert tokens_of(outputs) == TOKENS
+            client.abort_all()
+        assert len(running) == num_places
+        assert client._sent_grammars.add("another", one, set()) == sorted(spec(f"a{i}").key for i in range(3))

@@ -106,20 +106,17 @@ def test_what_comes_after_a_stop_string_shows_no_second_end(engine: jsg.Engine, 
     assert [bool(r["meta_info"]["finish_reason"]) for r in results] == [False, True, False, True]
 
 
-def test_the_asynchronous_twin_gives_the_same(engine: jsg.Engine):
-    async def main() -> None:
-        several = await asyncio.gather(*(engine.async_generate("Hello", GREEDY) for _ in range(8)))
-        assert {r["text"] for r in several} == {engine.generate("Hello", GREEDY)["text"]}
-        streamed = [r async for r in await engine.async_generate("Hello", GREEDY, stream=True)]
-        assert streamed[-1]["text"] == several[0]["text"]
-        endless = asyncio.create_task(engine.async_generate("Hello", GREEDY | {"max_new_tokens": 3000}))
-        await asyncio.sleep(0.2)
-        endless.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await endless
-        assert engine.get_server_info()["num_running"] == 0
-
-    asyncio.run(main())
+async def test_the_asynchronous_twin_gives_the_same(engine: jsg.Engine):
+    several = await asyncio.gather(*(engine.async_generate("Hello", GREEDY) for _ in range(8)))
+    assert {r["text"] for r in several} == {engine.generate("Hello", GREEDY)["text"]}
+    streamed = [r async for r in await engine.async_generate("Hello", GREEDY, stream=True)]
+    assert streamed[-1]["text"] == several[0]["text"]
+    endless = asyncio.create_task(engine.async_generate("Hello", GREEDY | {"max_new_tokens": 3000}))
+    await asyncio.sleep(0.2)
+    endless.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await endless
+    assert engine.get_server_info()["num_running"] == 0
 
 
 def test_threads_share_one_engine(engine: jsg.Engine):
