@@ -44,7 +44,7 @@ HOST_MODULES = (
     "jsg.ray.options",
     "jsg.ray.relay",
     "jsg.ray.scaling",
-    "jsg.engine.byte_cache",
+    "jsg.byte_cache",
     "jsg.engine.media_reader",
     "jsg.engine.nvidia_smi",
     "jsg.engine.private_directory",

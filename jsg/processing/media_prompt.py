@@ -91,7 +91,7 @@ def fill_placeholders(
     media: Sequence[PromptMedia],
     field: str,
     max_tokens: int | None = None,
-) -> tuple[tuple[int, ...], tuple[MediaInput, ...]]:
+) -> tuple[tuple[int, ...] | PromptIds, tuple[MediaInput, ...]]:
     """The prompt in which each placeholder is replaced by all tokens of its picture or video.
 
     Pictures and videos have different placeholders. The first placeholder of each kind stands for the first item of
@@ -126,6 +126,8 @@ def fill_placeholders(
             f"has {num_tokens}; send fewer",
             field,
         )
+    if not places:
+        return ids if isinstance(ids, PromptIds) else tuple(ids), ()
     filled: list[int] = []
     inputs: list[MediaInput] = []
     done = 0

@@ -220,14 +220,14 @@ class MediaSources:
 
         def begin() -> tuple[list[dict[str, Any]], list[MediaSource], T | None]:
             shown, sources = split_media(build())
-            return shown, sources, None if sources else encode(shown, **options)
+            return shown, sources, None if sources else encode(shown, namespace=namespace, **options)
 
         shown, sources, encoded = await self._threads.run(begin, num_bytes)
         if encoded is not None:
             return encoded
         media = await self.read(sources, "messages", max_tokens, namespace=namespace)
         num_chars = num_bytes - sum(len(source.url) for source in sources)
-        return await self._threads.run(lambda: encode(shown, media=media, **options), num_chars)
+        return await self._threads.run(lambda: encode(shown, media=media, namespace=namespace, **options), num_chars)
 
     def _distinct(self, sources: Sequence[MediaSource], field: str) -> list[MediaSource]:
         """Each source once. Raises RequestError for too many of them, before anything is fetched."""

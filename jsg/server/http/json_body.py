@@ -10,6 +10,7 @@ import email.message
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, final
 
@@ -85,7 +86,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         raise _too_deep("the body") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, but got {_quote(text)}; send {{...}}")
-    _inspect(value)
+    _inspect(value, _HALF_OF_PAIR.search(raw) is not None)
     return value
 
 
@@ -237,6 +238,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_constant, object_pairs_hook=_object)
 _MEDIA_NAMES = frozenset(("url", "image_url", "video_url", "image_data", "video_data"))
 _TYPED_MEDIA_NAMES = frozenset(("data", "image", "video"))  # where `media_type` stands beside them
+_HALF_OF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _PART_SIGNS = (b"[", b"{", b":")
 _PLAIN = frozenset({int, float, bool, type(None)})
 
@@ -285,8 +287,11 @@ def _num_chars(value: Any) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
-def _inspect(root: dict[str, Any]) -> None:
-    """Raises RequestError for the first fault, for text that is not valid and for deep nesting, and names the place."""
+def _inspect(root: dict[str, Any], may_have_halves: bool) -> None:
+    """Raises RequestError for the first fault, for text that is not valid and for deep nesting, and names the place.
+
+    Text can be invalid only where a body that is UTF-8 `may_have_halves` of surrogate pairs, as escapes.
+    """
     waiting: list[tuple[_Path, Any]] = [((), root)]
     while waiting:
         path, container = waiting.pop()
@@ -297,12 +302,13 @@ def _inspect(root: dict[str, Any]) -> None:
                 continue
             members = enumerate(container)
         else:
-            for name in container:
+            for name in container if may_have_halves else ():
                 _check_text(name, path, "a name in ")
             members = container.items()
         for key, value in members:
             if isinstance(value, str):
-                _check_text(value, (*path, key))
+                if may_have_halves:
+                    _check_text(value, (*path, key))
             elif isinstance(value, dict | list):
                 waiting.append(((*path, key), value))
             elif isinstance(value, _Fault):

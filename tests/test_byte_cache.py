@@ -1,6 +1,6 @@
 """A cache that is bounded by bytes."""
 
-from jsg.engine.byte_cache import ByteCache
+from jsg.byte_cache import ByteCache
 from tests.engine.integrity import check_bytes
 
 
