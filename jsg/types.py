@@ -222,18 +222,23 @@ def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
         for name in options:
             raise RequestError(f"{name} needs a json_schema, but got none; leave it out", param=name)
         return rest
-    kind, value = given[0], fields[given[0]]
-    if kind == "json_schema" and value == SGLANG_ANY_JSON:
-        value = json.dumps(ANY_OBJECT)
-    is_json = kind in ("json_schema", "choices", "structural_tag") and not isinstance(value, str)
-    try:
-        text = json.dumps(value, ensure_ascii=False) if is_json else value
-    except (TypeError, ValueError, RecursionError):
-        raise GrammarError(f"{kind} must be JSON, but got {quote(value)}; correct it", param=kind) from None
-    grammar = GrammarSpec(kind, text, **options)
+    kind = given[0]
+    grammar = GrammarSpec(kind, grammar_text(kind, fields[kind]), **options)
     for name in options:
         _check_takes_options(kind, name)
     return rest | {"grammar": grammar}
+
+
+def grammar_text(kind: GrammarKind, value: Any) -> str:
+    """The text of a grammar that a client wrote as a text or, if it is JSON, as its value. Raises GrammarError."""
+    if kind == "json_schema" and value == SGLANG_ANY_JSON:
+        value = ANY_OBJECT
+    if kind in ("regex", "ebnf") or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        raise GrammarError(f"{kind} must be JSON, but got {quote(value)}; correct it", param=kind) from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -307,7 +307,7 @@ PRODUCTS_IN_FEW_BITS = [
     for form, (_, quick) in IN_FEW_BITS.items()
     for num_rows in (16, 32, 64, 256, 1024, 4096)
 ]
-MOST_INSTRUCTIONS = {"int4": 8, "awq": 13, "mxfp4": 9, "nvfp4": 10, "w8a16": 10, "q4_k": 16}
+MOST_INSTRUCTIONS = {"int4": 6.5, "awq": 10.5, "mxfp4": 8, "nvfp4": 9, "w8a16": 8, "q4_k": 11}
 """Of the whole kernel for few rows, for each number that a lane restores in a block: about half are in its loop."""
 
 
@@ -330,10 +330,15 @@ def test_products_in_few_bits(name: str, form: str, num_rows: int, nvdisasm):
     launch = program.kernel("few_bits_matmul_kernel")
     counts = program.instructions(launch.name, nvdisasm)
     check_few_bits(program, counts, calculated, sizes.block_n)
-    is_peeled = program.card.capability == (10, 0)  # its loop is there three times
-    if sizes.block_m <= 32 and not is_peeled:
+    if sizes.block_m <= 32:
         of_a_lane = sizes.block_n * sizes.block_k // (32 * sizes.num_warps)
-        assert sum(counts.values()) <= MOST_INSTRUCTIONS[form] * of_a_lane
+        times = 1.9 if is_peeled(program.card) else 1
+        assert sum(counts.values()) <= times * MOST_INSTRUCTIONS[form] * of_a_lane
+
+
+def is_peeled(of: Card) -> bool:
+    """Whether the loop is there three times, and what its first pass reads ahead is copied as its weights are."""
+    return of.capability == (10, 0)
 
 
 @pytest.mark.parametrize(
@@ -362,16 +367,14 @@ def test_experts_in_few_bits(name: str, form: str, num_rows: int, nvdisasm):
     with traced_for(mesh_of(name)):
         sizes = grouped_matmul.default_sizes(num_rows, experts, jnp.bfloat16.dtype, how)
         calculated = grouped_matmul.shared_bytes(sizes, jnp.bfloat16.dtype, how, len(kernels))
-    check_few_bits(program, program.instructions(launch.name, nvdisasm), calculated, sizes.block_n)
+    counts = program.instructions(launch.name, nvdisasm)
+    if is_gated and is_peeled(program.card):  # before the loop: scales of both kernels, and what is beside them
+        assert sum(counts.pop(copy, 0) for copy in ("LDGSTS.E", "LDGSTS.E.64")) <= (4 if how.has_step else 2)
+    check_few_bits(program, counts, calculated, sizes.block_n)
 
 
 def check_few_bits(program: Program, counts: dict[str, int], calculated: int, block_n: int) -> None:
-    """Weights are the left side of the product, so it is their columns that warp groups multiply.
-
-    Where the compiler also copies scales that are read ahead, each of few bytes, these copies are smaller.
-    """
-    of_scales = counts.pop("LDGSTS.E", 0)
-    assert of_scales <= 2 * counts["LDGSTS.E.BYPASS.128"] // 10
+    """Weights are the left side of the product, so it is their columns that warp groups multiply."""
     assert spills(counts) == set()
     assert program.launches[0].shared_bytes <= calculated <= program.card.shared_bytes
     check_products(program.card, counts, block_n)

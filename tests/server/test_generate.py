@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 
 import httpx
@@ -11,7 +10,6 @@ import pytest
 from jsg.server.native.generate import GenerateBody
 from tests.engine.fake_core import FAILING_TOKEN, QUEUE_S
 from tests.server.running import RunningServer, events_of
-from tests.server.threads import ServerMaker
 
 
 def generate(http: httpx.Client, **body) -> httpx.Response:
@@ -43,17 +41,6 @@ def test_one_text(http):
 def bytes_of(ids: list[int]) -> str:
     """Text of ids of letters and spaces: the byte tokenizer's alphabet is sorted, "!" is token 0."""
     return "".join(" " if token == 220 else chr(token + 33) for token in ids)
-
-
-def test_the_second_time_the_prefix_is_cached(http):
-    first, second = (generate(http, text="cache me", sampling_params={"max_new_tokens": 2}).json() for _ in range(2))
-    assert first["meta_info"]["cached_tokens"] == 0
-    assert second["meta_info"]["cached_tokens"] == 7
-    assert first["output_ids"] == second["output_ids"]
-
-
-def test_input_ids(http):
-    assert generate(http, input_ids=[5, 6], sampling_params={"max_new_tokens": 3}).json()["output_ids"] == [5, 6, 5]
 
 
 def test_no_new_tokens_fills_the_cache_only(http):
@@ -206,30 +193,6 @@ class TestCache:
         assert last["meta_info"]["cache"]["matchable_tokens"] == 1
 
 
-def test_a_larger_priority_goes_first(make_server: ServerMaker):
-    """One request runs at a time; of those that wait, the one with the largest number is next."""
-    with make_server(engine={"max_running_requests": 1}) as server:
-        body = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
-        with server.http.stream("POST", "/generate", json=body) as running:
-            lines = running.iter_lines()
-            next(lines)
-            ended = []
-
-            def wait_for(priority: int) -> None:
-                short = {"max_new_tokens": 20}
-                with httpx.Client(base_url=server.http.base_url, timeout=20) as http:
-                    generate(http, input_ids=[2], sampling_params=short, priority=priority)
-                ended.append(priority)
-
-            waiting = [threading.Thread(target=wait_for, args=(priority,)) for priority in (-1, 5, 0)]
-            for thread in waiting:
-                thread.start()
-            server.wait_for_stats(num_waiting=3)
-        for thread in waiting:
-            thread.join(20)
-        assert ended == [5, 0, -1]
-
-
 def test_a_stream_is_cumulative(http):
     with http.stream(
         "POST", "/generate", json={"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 4}}
@@ -263,15 +226,6 @@ def test_an_incremental_stream_has_only_what_is_new(http):
         assert [own[-1]["meta_info"][name] for name in scores] == [whole["meta_info"][name] for name in scores]
     refused = generate(http, text="abc", incremental=True)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "incremental"
-
-
-def test_a_stream_of_several_answers_says_whose_each_event_is(http):
-    body = {"text": ["ab", "xy"], "stream": True, "sampling_params": {"max_new_tokens": 2}}
-    with http.stream("POST", "/generate", json=body) as r:
-        events = events_of(r)
-    last = {event["index"]: event["text"] for event in events}
-    assert last == {0: "ab", 1: "xy"}
-    assert len([event for event in events if event["meta_info"]["finish_reason"]]) == 2
 
 
 def test_a_stop_string_across_tokens_ends_the_request_in_the_engine(server: RunningServer):
@@ -365,14 +319,6 @@ def test_what_is_wrong_is_named(http, body, said):
     assert said in error_of(response)
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_must_be_finite(http, number):
-    content = f'{{"text": "a", "sampling_params": {{"temperature": {number}}}}}'
-    response = http.post("/generate", content=content, headers={"Content-Type": "application/json"})
-    assert response.status_code == 400
-    assert "temperature" in error_of(response)
-
-
 def test_a_refused_stream_is_an_ordinary_failure(http):
     response = generate(http, input_ids=[4000], stream=True)
     assert response.status_code == 400
@@ -383,27 +329,6 @@ def test_a_failing_row_is_a_500_with_its_message(http):
     response = generate(http, input_ids=[FAILING_TOKEN])
     assert response.status_code == 500
     assert error_of(response) == "this row failed"
-
-
-def test_one_failing_prompt_ends_the_others_of_its_request(server: RunningServer):
-    response = generate(server.http, input_ids=[[FAILING_TOKEN], [1]], sampling_params={"max_new_tokens": 900})
-    assert response.status_code == 500
-    server.wait_for_stats(num_running=0)
-
-
-def test_a_client_that_leaves_a_stream_is_aborted_in_the_engine(server: RunningServer):
-    before = server.stats()["num_aborted"]
-    body = {"text": ["ab", "cd"], "stream": True, "sampling_params": {"max_new_tokens": 900}}
-    with server.http.stream("POST", "/generate", json=body) as response:
-        next(response.iter_raw())
-    server.wait_for_stats(num_aborted=before + 2, num_running=0)
-
-
-def test_a_client_that_stops_waiting_is_aborted_in_the_engine(server: RunningServer):
-    before = server.stats()["num_aborted"]
-    with pytest.raises(httpx.ReadTimeout):
-        server.http.post("/generate", json={"text": "ab", "sampling_params": {"max_new_tokens": 900}}, timeout=0.2)
-    server.wait_for_stats(num_aborted=before + 1, num_running=0)
 
 
 def test_64_streams_at_once(server: RunningServer):

@@ -163,11 +163,7 @@ def test_a_hold_is_counted_as_an_answer_that_finished_when_it_was_cached(make_se
         assert seen.get("jsg:e2e_request_latency_seconds_count") == 1
 
 
-def test_comments_keep_the_connection_alive():
-    asyncio.run(_see_comments())
-
-
-async def _see_comments() -> None:
+async def test_comments_keep_the_connection_alive():
     sent: list[bytes] = []
     is_enough = asyncio.Event()
 

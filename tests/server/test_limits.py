@@ -330,10 +330,7 @@ class TestWhatWasLetIn:
             leave()
             await asyncio.gather(*waiting)
 
-    def test_what_is_refused_by_a_full_queue_makes_room_too(self):
-        asyncio.run(self.refuse())
-
-    async def refuse(self) -> None:
+    async def test_what_is_refused_by_a_full_queue_makes_room_too(self):
         admission = Admission(ServerConfig(max_requests_per_key=1))
         waiting: list[asyncio.Task[None]] = []
 
@@ -370,10 +367,7 @@ class TestSeveralKeys:
         with admission.hold("a"), admission.enter("a", 99), pytest.raises(QueueFullError), admission.enter("a", 1):
             pass
 
-    def test_programs_wait_for_the_branches_of_others_of_their_key(self):
-        asyncio.run(self.branches())
-
-    async def branches(self) -> None:
+    async def test_programs_wait_for_the_branches_of_others_of_their_key(self):
         admission, order = Admission(ServerConfig(), capacity=lambda: 100), list[str]()
 
         async def run(name: str, tenant: str, num_streams: int) -> None:

@@ -220,16 +220,6 @@ class TestChat:
             == "<|im_start|>"
         )
 
-    def test_another_model_is_not_here(self, http):
-        response = chat(http, model="another")
-        assert response.status_code == 404
-        assert error_of(response)["code"] == "model_not_found"
-        assert error_of(response)["param"] == "model"
-        assert "must be 'fake'" in error_of(response)["message"]
-
-    def test_the_default_model_of_sglangs_clients_is_the_one_that_is_here(self, http):
-        assert chat(http, model="default", max_tokens=1).json()["model"] == "fake"
-
     def test_too_long_has_its_code(self, http):
         for body in ({"max_tokens": 5000}, {"messages": [{"role": "user", "content": "x" * 2000}]}):
             assert error_of(chat(http, **body))["code"] == "context_length_exceeded"

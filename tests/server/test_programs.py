@@ -460,11 +460,7 @@ class TestLimits:
             assert server.join() is None
 
 
-def test_what_a_program_left_held_ends_with_it(server: ScriptedServer):
-    asyncio.run(_hold_and_close(server))
-
-
-async def _hold_and_close(server: ScriptedServer) -> None:
+async def test_what_a_program_left_held_ends_with_it(server: ScriptedServer):
     app: Any = server.http.app
     model = FrontModel(app.state.door.front, ApiCall(caller=Caller(), route="/"), namespace="")
     holds = [await model.hold((TextPart(text),)) for text in ("a", "b")]

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
@@ -20,10 +19,10 @@ from pydantic_core import PydanticCustomError
 
 from jsg.errors import GrammarError, RequestError, whole
 from jsg.server.http.field_rules import FieldRules
+from jsg.types import GRAMMAR_FIELDS
 
 MAX_ITEMS = 2048  # of any list but one of token ids
 CHUNK = 2**16
-GRAMMAR = "sampling.grammar"  # no message contains this as a word
 
 
 def _check_token_ids(ids: list[int]) -> list[int]:
@@ -133,25 +132,22 @@ def is_off(value: object) -> bool:
 
 
 @contextlib.contextmanager
-def client_names(names: Mapping[str, str], params: Mapping[str, str] | None = None) -> Iterator[None]:
+def client_names(
+    names: Mapping[str, str], params: Mapping[str, str] | None = None, grammar: str | None = None
+) -> Iterator[None]:
     """A RequestError that is raised inside names fields as the client knows them.
 
     Args:
-        names: Our name of a field → the client's name. `GRAMMAR` → the field that brought the grammar. The message of a
-            GrammarError gets this field in front and is not changed, because its words may be of the client's schema.
-        params: As `names`, for the faulty field only and not for the words of the message.
+        names: Our name of a field → the client's name.
+        params: As `names`, for the faulty field only and not for the message.
+        grammar: The field that brought the grammar. A grammar of several parts tells of some which field brought them.
     """
     try:
         yield
-    except GrammarError as error:
-        if field := names.get(GRAMMAR):
-            if str(error.param).startswith(f"{field}["):  # which of several
-                field = str(error.param)
-            error.args = (f"{field} is not valid: {error}",)
-            error.param = field
-        raise
     except RequestError as error:
-        error.args = (re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error)),)
+        if isinstance(error, GrammarError) and error.param in (None, *GRAMMAR_FIELDS):
+            error.param = error.field = error.field or grammar or error.param
+        error.names = {**names, **error.names}
         error.param = {**names, **(params or {})}.get(str(error.param), error.param)
         raise
 

@@ -10,13 +10,14 @@ from jsg.errors import RequestError
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
 from jsg.server.generation import new_rid
-from jsg.server.http.body import GRAMMAR, Body, Rid, client_names
+from jsg.server.http.body import Body, Rid, client_names
 from jsg.server.openai.response_format import CHOICES, OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
+    field_of,
     grammar_options,
     only_one,
 )
@@ -197,12 +198,10 @@ class OpenAIBody(with_sampling(Body, "openai")):
 
     def own_names(self) -> AbstractContextManager[None]:
         """A RequestError that is raised inside names fields as the client knows them."""
-        return client_names(self._names(), self._params())
+        return client_names(self._names(), self._params(), field_of(self.constraint()))
 
     def _names(self) -> dict[str, str]:
-        constraint = self.constraint()
-        grammar = {} if constraint is None else {GRAMMAR: constraint.field}
-        return {**self.NAMES, "input_ids": self.PROMPT, **grammar}
+        return {**self.NAMES, "input_ids": self.PROMPT}
 
     def _params(self) -> dict[str, str]:
         return {"text": self.PROMPT}

@@ -4,13 +4,14 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.snapshot_points import MOST_POINTS
-from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
+from jsg.server.http.body import Body, Checked, check_fields, client_names
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.openai.response_format import ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
@@ -28,6 +29,7 @@ from jsg.server.shared.constraint import (
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
+    field_of,
     grammar_options,
     only_one,
 )
@@ -431,10 +433,10 @@ class InputTokensBody(Body):
         plan = ReplyPlan(speech, self.thought_wish(), self.constraint(), grammar_options(self))
         return plan.with_tools(tools, choice)
 
-    def client_names(self) -> dict[str, str]:
-        """Our name of a field → the client's name."""
-        constraint = self.constraint()
-        return {**CLIENT_NAMES, GRAMMAR: "tools" if constraint is None else constraint.field}
+    def client_names(self, limit: int | None = None) -> AbstractContextManager[None]:
+        """A RequestError that is raised inside names fields as the client knows them, who gave this limit or none."""
+        params = {"max_new_tokens": "input"} if limit is None else {}
+        return client_names(CLIENT_NAMES, params, field_of(self.constraint()))
 
 
 class ResponsesBody(with_sampling(InputTokensBody, "responses")):

@@ -171,10 +171,10 @@ class ChatPrompt:
         rendered = self._render(marked, guard, template_kwargs or {}, None, is_prompt=True)
         before, _, after = rendered.partition(mark)
         if mark not in rendered or guard.marks.split(after)[1]:
-            raise RequestError(
-                "messages must stand in the prompt in their order, the last one once and unchanged, but the model's "
+            raise RequestError.of(
+                "messages",
+                "must stand in the prompt in their order, the last one once and unchanged, but the model's "
                 "chat template writes them otherwise; send them as one message of the user",
-                param="messages",
             )
         return self._encoded(before, {}, guard.marks, media, namespace), after
 
@@ -313,10 +313,10 @@ class ChatPrompt:
                 rendered = rendered.replace(marks.mark(number), "")  # the template cuts or repeats it: encode its text
         pieces, numbers = marks.split(rendered)
         if numbers[::2] != numbers[1::2]:
-            raise RequestError(
-                "messages must not contain the text of special tokens if the model's chat template splits contents, "
+            raise RequestError.of(
+                "messages",
+                "must not contain the text of special tokens if the model's chat template splits contents, "
                 "but they do; leave this text out",
-                param="messages",
             )
         ids, last_id, limit = GrowingIds(), None, self.max_tokens
         places: list[int] = []
@@ -399,10 +399,10 @@ def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:
     final_message = marked[-1] if marked else {}
     is_text = isinstance(final_message.get("content"), str) and not final_message.get("tool_calls")
     if final_message.get("role") != "assistant" or not is_text:
-        raise RequestError(
-            "messages must end with a text of the assistant if the answer continues it, but do not; add such a "
+        raise RequestError.of(
+            "messages",
+            "must end with a text of the assistant if the answer continues it, but do not; add such a "
             "message, or ask for a new one",
-            param="messages",
         )
     final_message["content"] += marks.mark(_END)
 
@@ -410,10 +410,10 @@ def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:
 def _until_end(rendered: str, marks: Marks) -> str:
     kept, found, _ = rendered.rpartition(marks.mark(_END))
     if not found or marks.mark(_END) in kept:
-        raise RequestError(
-            "messages must not end with a text to continue, because the model's chat template does not write it once "
+        raise RequestError.of(
+            "messages",
+            "must not end with a text to continue, because the model's chat template does not write it once "
             "and unchanged; end with a message of the user",
-            param="messages",
         )
     return kept
 

@@ -77,10 +77,10 @@ class ChatTemplate:
             reason = str(error)
         except RecursionError:
             reason = "the messages or the template's macros are nested too deeply"
-        raise RequestError(
-            f"messages must fit the chat template of the model, but it says {quote(reason)}; change roles or contents "
+        raise RequestError.of(
+            "messages",
+            f"must fit the chat template of the model, but it says {quote(reason)}; change roles or contents "
             "so that they do",
-            param="messages",
         )
 
     def _rendered(self, given: dict[str, Any]) -> str:

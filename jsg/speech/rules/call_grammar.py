@@ -23,11 +23,13 @@ class Tool:
         name: Its name.
         parameters: JSON Schema of its arguments, which are an object; None takes any object.
         is_strict: Whether a schema that cannot be enforced is an error; otherwise the arguments are then any object.
+        field: The field in which the client wrote the schema.
     """
 
     name: str
     parameters: Mapping[str, Any] | bool | None = None
     is_strict: bool = True
+    field: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def tools_to_structural_tag(
     *,
     parallel: bool = True,
     special_tokens: Collection[str] = (),
-    form: Format | None = None,
+    form: Mapping[str, Any] | None = None,
     whitespace: Whitespace = "fixed",
     property_order: PropertyOrder = "declared",
     additional_properties: AdditionalProperties = "closed",
@@ -90,7 +92,9 @@ def tools_to_structural_tag(
     return GrammarSpec("structural_tag", text, whitespace, property_order, additional_properties)
 
 
-def form_to_structural_tag(form: Format, dialect: Dialect, special_tokens: Collection[str] = ()) -> GrammarSpec:
+def form_to_structural_tag(
+    form: Mapping[str, Any], dialect: Dialect, special_tokens: Collection[str] = ()
+) -> GrammarSpec:
     """The grammar of an answer without tools whose text has a form, with the header that the dialect puts before it."""
     return GrammarSpec("structural_tag", _as_tag(_Writer([], dialect, frozenset(special_tokens), False).text(form)))
 
@@ -111,9 +115,9 @@ class _Writer:
         self._ends_answer = bool(dialect.messages and self._special) and dialect.call[-1] not in self._special
         self._parallel = parallel and not self._ends_answer
 
-    def text(self, form: Format | None = None) -> Format:
+    def text(self, form: Mapping[str, Any] | None = None) -> Format:
         """A text that ends an answer; without a form it is free."""
-        text = form or {"type": "any_text", "excludes": list(self._dialect.markers)}
+        text = dict(form) if form else {"type": "any_text", "excludes": list(self._dialect.markers)}
         if self._dialect.messages is None:
             return text
         return _sequence(*self._start(), *self._written(self._dialect.messages.last), text)
@@ -230,7 +234,10 @@ class _Writer:
                 found.append({"type": "optional", "content": _sequence(*marked[0], marked[1])})
             else:
                 assert tool is not None, "only a call has slots for a tool"
-                found += {Slot.NAME: _name, Slot.ARGUMENTS: _arguments, Slot.BODY: self._body}[piece](tool)
+                if piece is Slot.BODY:
+                    found += self._body(tool)
+                else:
+                    found.append(tool.name if piece is Slot.NAME else _arguments(tool))
         return found
 
     def _spellings(self, text: str) -> list[str | Format]:
@@ -240,18 +247,15 @@ class _Writer:
     def _body(self, tool: Tool) -> list[str | Format]:
         style = self._dialect.call_style
         if style is not None:
-            return styled_call(tool.name, _object_schema(tool), style, self._special, is_strict=tool.is_strict)
+            return styled_call(tool.name, _arguments(tool), style, self._special)
         name = json.dumps(tool.name, ensure_ascii=False)
-        return [f'{{"name": {name}, "{self._dialect.arguments_key}": ', *_arguments(tool), "}"]
+        return [f'{{"name": {name}, "{self._dialect.arguments_key}": ', _arguments(tool), "}"]
 
 
-def _name(tool: Tool) -> list[str | Format]:
-    return [tool.name]
-
-
-def _arguments(tool: Tool) -> list[str | Format]:
-    body: Format = {"type": "json_schema", "json_schema": _object_schema(tool)}
-    return [body if tool.is_strict else body | {"or_any_object": True}]
+def _arguments(tool: Tool) -> Format:
+    lenient = {} if tool.is_strict else {"or_any_object": True}
+    field = {} if tool.field is None else {"field": tool.field}
+    return {"type": "json_schema", "json_schema": _object_schema(tool), **lenient, **field}
 
 
 def _token(text: str) -> Format:
@@ -304,6 +308,7 @@ def _object_schema(tool: Tool) -> Mapping[str, Any]:
         f"the parameters of a tool must be a JSON Schema of an object, but those of {tool.name[:60]!r} are not; "
         'give them "type": "object"',
         _PARAM,
+        tool.field,
     )
 
 

@@ -13,21 +13,19 @@ Format = dict[str, Any]
 
 def styled_call(
     name: str,
-    schema: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     style: CallStyle,
     special_tokens: Collection[str] = (),
-    *,
-    is_strict: bool = True,
 ) -> list[str | Format]:
     """A call of one tool, from its name to the end of its arguments, as texts and formats one after the other.
 
     Args:
         name: The tool.
-        schema: JSON Schema of its arguments, an object. The reader must get the types of the same schema.
+        arguments: The format of type `json_schema` of its arguments, which are an object. The reader must get the
+            types of the same schema.
         style: How the model writes the call.
         special_tokens: Written forms of the tokenizer's special tokens. Those in marks of the style are written as
             special tokens, not as text.
-        is_strict: Whether a schema that cannot be enforced is an error; otherwise the arguments are then any object.
 
     Raises:
         GrammarError: The style cannot write the name.
@@ -40,12 +38,8 @@ def styled_call(
         )
     marks = CALL_MARKS[style]
     special = _special_in(dataclasses.astuple(marks), special_tokens)
-    arguments: Format = {"type": "json_schema", "json_schema": schema, "style": style}
-    if special:
-        arguments["special_tokens"] = special
-    if not is_strict:
-        arguments["or_any_object"] = True
-    return [*_pieces(name.join(marks.name), special), arguments, *_pieces(marks.end, special)]
+    styled: Format = {**arguments, "style": style, **({"special_tokens": special} if special else {})}
+    return [*_pieces(name.join(marks.name), special), styled, *_pieces(marks.end, special)]
 
 
 def _special_in(marks: tuple[Any, ...], special_tokens: Collection[str]) -> list[str]:

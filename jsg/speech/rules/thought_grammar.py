@@ -1,19 +1,16 @@
 """Puts the thoughts of a model in front of a grammar, which then governs what follows them."""
 
-import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from jsg.constrained.special_tokens import special_bytes
-from jsg.errors import GrammarError
-from jsg.types import GrammarKind, GrammarSpec
+from jsg.types import GrammarSpec
 
 Format = dict[str, Any]
 
-_INSIDE = "the structural tag.format.elements[1]: "  # begins errors about the grammar after thoughts
 _FREE = ("any_text", "triggered_tags", "token_triggered_tags", "dispatch")
 
 
@@ -85,66 +82,12 @@ def is_free_text(grammar: GrammarSpec) -> bool:
     return form.get("type") in _FREE and not form.get("at_least_one")
 
 
-@contextlib.contextmanager
-def without_thoughts(kind: GrammarKind | None) -> Iterator[None]:
-    """A GrammarError about a grammar of `after_thoughts`, raised inside, speaks of the grammar that it was made of.
-
-    `kind` is the kind of that one; None where there are no thoughts before it.
-    """
-    try:
-        yield
-    except GrammarError as error:
-        if kind is not None and str(error).startswith(_INSIDE):
-            error.args, error.param = (str(error).removeprefix(_INSIDE),), kind
-        raise
-
-
 def marker_bytes(marker: str, special_tokens: Collection[str]) -> bytes:
     """A marker as a grammar reads it, with its special tokens."""
     parts = _parts(marker, special_tokens, is_sure=True)
     return b"".join(
         part["value"].encode() if part["type"] == "const_string" else special_bytes(part["token"]) for part in parts
     )
-
-
-def format_of(kind: str, value: Any, field: str) -> Format:
-    """A grammar as a format of a structural tag.
-
-    Args:
-        kind: Its kind, one of `GRAMMAR_FIELDS`.
-        value: Its text where it is a regular expression or EBNF, otherwise its JSON value.
-        field: The field in which the client wrote it, for errors.
-    """
-    match kind:
-        case "json_schema":
-            return {"type": "json_schema", "json_schema": value}
-        case "regex":
-            return {"type": "regex", "pattern": value}
-        case "ebnf":
-            return {"type": "grammar", "grammar": value}
-        case "choices":
-            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in value]}
-        case _:
-            return _format_of_tag(value, field)
-
-
-def _format_of_tag(tag: Any, field: str) -> Format:
-    """The format of a structural tag of either form."""
-    if isinstance(tag, dict) and isinstance(tag.get("format"), dict):
-        return tag["format"]
-    structures = tag.get("structures") if isinstance(tag, dict) else None
-    if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
-        raise GrammarError(f"{field} must have a format or structures, but has neither; add one", field)
-    tags = [
-        {
-            "type": "tag",
-            "begin": each.get("begin", ""),
-            "content": {"type": "json_schema", "json_schema": each.get("schema", True)},
-            "end": each.get("end", ""),
-        }
-        for each in structures
-    ]
-    return {"type": "triggered_tags", "triggers": tag.get("triggers", []), "tags": tags}
 
 
 def _sequence(elements: list[Format]) -> Format:

@@ -119,7 +119,7 @@ def test_the_engine_keeps_the_grammar_that_answers_use(use: Use):
     use(main)
 
 
-async def _late_grammars() -> None:
+async def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
     async with fake_engine(model_path=LATE) as client:
         asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
         dropped = asyncio.create_task(collect(client, with_grammar("b", "a+")))
@@ -137,10 +137,6 @@ async def _late_grammars() -> None:
         first, *others = (output.waited for output in found)
         assert first is not None and first.keys() == {WaitReason.GRAMMAR, WaitReason.LOADING, WaitReason.ROWS}
         assert not any(others)
-
-
-def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
-    asyncio.run(_late_grammars())
 
 
 def test_a_wrong_grammar_is_refused_and_leaves_nothing(use: Use):

@@ -27,7 +27,8 @@ SPECIAL = {
 
 
 def tag(style: CallStyle, schema: dict[str, Any], special: tuple[str, ...] = (), *, is_strict: bool = True) -> str:
-    call = styled_call("f", schema, style, special, is_strict=is_strict)
+    arguments = {"type": "json_schema", "json_schema": schema} | ({} if is_strict else {"or_any_object": True})
+    call = styled_call("f", arguments, style, special)
     elements = [{"type": "const_string", "value": part} if isinstance(part, str) else part for part in call]
     return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
 
@@ -167,6 +168,8 @@ def test_a_mark_that_is_a_special_token_is_not_written_as_text() -> None:
     assert not can_begin(machine_, 'call:f{a:<|"|>')
     text = tag("gemma", of({"type": "string"}), special)
     assert named_tokens(GrammarSpec("structural_tag", text)) == ['<|"|>']
+    around = {"type": "structural_tag", "format": {"type": "whole", "kind": "structural_tag", "text": text}}
+    assert named_tokens(GrammarSpec("structural_tag", json.dumps(around))) == ['<|"|>']
 
 
 REFUSED = [
