@@ -14,8 +14,8 @@ MOST_SHARE = 0.01
 """Of the time, full collections take at most so much."""
 NEVER = 2**31 - 1
 YOUNG = 10_000
-"""So many new objects are looked at together: 0.3 ms. With Python's 700, a collection fell into each step of many streams,
-and found its objects alive."""
+"""So many new objects are looked at together: 0.3 ms. With Python's 700 a collection fell into each step of many
+streams, and found its objects alive."""
 MANY, MOST_S = 256, 60.0
 """While so many answers are under way, a collection is put off, for so long at most: it may take 50 ms."""
 

@@ -28,7 +28,7 @@ from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
 from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, with_common_point
 from jsg.speech.answers.tool_calls import nameable_tokens
-from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams
+from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams, altered
 from jsg.waits import WaitReason, waiting
 
 HELD = FinishReason(FinishType.STOP)
@@ -377,7 +377,7 @@ class Generator:
         for prompt, patterns in zip(prompts, makers, strict=True):
             units = prompt.sampling.n / PER_UNIT + len(prompt.input_ids) / IDS_PER_UNIT
             await self.share.turn(call.caller.tenant, units)
-            marked = dataclasses.replace(prompt, post=call.post)
+            marked = altered(prompt, post=call.post)
             answers += marked.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, self.share, observers)

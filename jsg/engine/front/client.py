@@ -317,9 +317,8 @@ class EngineClient:
             self._sent_grammars.use(key)
         sampling = altered(request.sampling, stop=(), grammar=key)
         is_streamed = request.is_streamed and is_streamed
-        sent = altered(request, rid=stream.wire_name, sampling=sampling, is_streamed=is_streamed)
-        if not self.info.caches_states:
-            sent = altered(sent, snapshot_at=(), turn_end=0)
+        points = {} if self.info.caches_states else {"snapshot_at": (), "turn_end": 0}
+        sent = altered(request, rid=stream.wire_name, sampling=sampling, is_streamed=is_streamed, **points)
         if self._streams.places is None or request.hold:  # a hold takes no row
             self._post().requests[stream.wire_name] = sent
         else:

@@ -37,17 +37,25 @@ async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) ->
 
     The request's body must have been read before, so that the next message from the client says that it left.
     """
-    leaving = asyncio.create_task(_left(request))  # first, so that it also learns first that a send is in vain
-    working = asyncio.create_task(work)
+    task, has_left = asyncio.current_task(), False
+    assert task is not None
+    num_cancels = task.cancelling()
+
+    def cancel(leaving: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        if not leaving.cancelled():
+            has_left = task.cancel()
+
+    leaving = asyncio.create_task(_left(request))
+    leaving.add_done_callback(cancel)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        await asyncio.sleep(0)  # what waits first learns first: work that waits for a send should not go on in vain
+        return await work
     finally:
-        working.cancel()
+        work.close()
         leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        if has_left and task.uncancel() <= num_cancels:
+            raise ClientDisconnect from None
 
 
 async def _left(request: Request) -> None:

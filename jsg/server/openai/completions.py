@@ -29,7 +29,7 @@ from jsg.server.shared.fields import Only
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.speech.answers.answer import PROMPT_TAIL_LEN, Answer, AnswerDelta, Prompt
-from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
+from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob, altered
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -258,12 +258,12 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
                 logprob_start_len=0 if body.scores_prompt else -1,
                 top_logprobs_num=body.logprobs or 0,
             )
-            stops = (*made.sampling.stop_token_ids, *end_ids)
-            alike[most_new] = dataclasses.replace(
-                made, sampling=dataclasses.replace(made.sampling, stop_token_ids=stops)
-            )
+            if end_ids:
+                stops = (*made.sampling.stop_token_ids, *end_ids)
+                made = altered(made, sampling=dataclasses.replace(made.sampling, stop_token_ids=stops))
+            alike[most_new] = made
         name = rid if len(given) == 1 else f"{rid}_{index}"
-        return dataclasses.replace(alike[most_new], rid=name, input_ids=encoded.input_ids, media=encoded.media)
+        return altered(alike[most_new], rid=name, input_ids=encoded.input_ids, media=encoded.media)
 
     return await front.generator.share.each(call.caller.tenant, prompt, range(len(all_encoded)))
 
