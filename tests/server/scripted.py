@@ -81,7 +81,7 @@ class Generating(abc.ABC):
                 async with contextlib.aclosing(self.generate(request, owner, **options)) as outputs:
                     async for output in outputs:
                         sink(output)
-            except JsgError as error:
+            except Exception as error:
                 sink(error)
 
         return asyncio.create_task(run()).cancel
