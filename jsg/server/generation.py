@@ -8,7 +8,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Self, final
+from typing import Any, final
 
 from jsg.config import ServerConfig
 from jsg.constrained.special_tokens import check_names
@@ -22,6 +22,7 @@ from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
+from jsg.server.deltas import Deltas
 from jsg.server.limits import Admission
 from jsg.server.loop_share import IDS_PER_UNIT, PER_UNIT, LoopShare
 from jsg.server.observer import Begun, Observer
@@ -78,7 +79,7 @@ class Generation:
         self._grammar_turns = asyncio.Semaphore(AT_ONCE)
 
     @contextlib.asynccontextmanager
-    async def run(self, *, is_read: bool = True) -> AsyncGenerator["Deltas"]:
+    async def run(self, *, is_read: bool = True) -> AsyncGenerator[Deltas]:
         """Generates all answers side by side during the block, which may be left early. May be entered once.
 
         Args:
@@ -100,7 +101,7 @@ class Generation:
                 yield deltas
 
     @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncGenerator["Deltas"]:
+    async def hold(self) -> AsyncGenerator[Deltas]:
         """Holds the prompt of its one answer, whose request is a hold, in the cache. May be entered once.
 
         There is a delta without finish once the prompt is cached. The last delta comes when the hold ends by itself:
@@ -121,7 +122,7 @@ class Generation:
                 pass
 
     @contextlib.asynccontextmanager
-    async def _under_way(self, *, is_read: bool, leave: Callable[[], None]) -> AsyncGenerator["Deltas"]:
+    async def _under_way(self, *, is_read: bool, leave: Callable[[], None]) -> AsyncGenerator[Deltas]:
         self._leave, self._deltas = leave, Deltas(len(self.answers))
         ending: BaseException | None = None
         for observer in self._observers:
@@ -204,73 +205,6 @@ class Generation:
             self._timer = loop.call_at(due, self._watch_time)
         else:
             self._deltas.fail(self._admission.exceeded(has_token=has_token))
-
-
-@final
-class Deltas:
-    """What is new of answers, for one reader: (index of an answer, all that is new of it), each up to its finish.
-
-    A reader that is slower than the engine gets larger deltas, not more of them: each delta brings its answer up to
-    date. The reader gets an error once it has read what came before.
-
-    Raises:
-        TimeLimitError: An answer did not come in time.
-        JsgError: What the sink of `EngineClient.begin` gets, or the engine failed an answer.
-    """
-
-    def __init__(self, num_open: int) -> None:
-        """Nothing is new of so many answers."""
-        self._num_open = num_open
-        self._waiting: dict[int, list[AnswerDelta]] = {}
-        self._failure: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, index: int, delta: AnswerDelta) -> None:
-        """Adds a delta of an answer."""
-        waiting = self._waiting.get(index)
-        if self._failure is not None:
-            return
-        if waiting is None:
-            self._waiting[index] = [delta]
-            self._wake()
-        else:
-            waiting.append(delta)
-
-    def fail(self, error: Exception) -> None:
-        """The first error counts."""
-        self._failure = self._failure or error
-        self._wake()
-
-    def close(self) -> None:
-        """Forgets what nobody reads."""
-        self._waiting.clear()
-        self._failure = None  # it has a traceback, whose frames have the generation
-
-    def _wake(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():
-            reader.set_result(None)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[int, AnswerDelta]:
-        while not self._waiting:
-            if self._failure is not None:
-                raise self._take_failure()
-            if not self._num_open:
-                raise StopAsyncIteration
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        index = next(iter(self._waiting))
-        delta = AnswerDelta.join(self._waiting.pop(index))
-        self._num_open -= delta.finish is not None
-        return index, delta
-
-    def _take_failure(self) -> Exception:
-        failure, self._failure = self._failure, None
-        assert failure is not None
-        return failure
 
 
 @final

@@ -1,7 +1,7 @@
 """Endpoints that are called without FastAPI's way of finding their arguments, which takes longer than many answers."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -29,12 +29,10 @@ class CallRoute(APIRoute):
             return super().get_route_handler()
         asked = self.dependant
         [body] = asked.body_params
-        needs = [(each.name, each.request_param_name, each.call) for each in asked.dependencies]
+        needs = [(str(each.name), cast(Any, each.call)) for each in asked.dependencies]
 
         async def answer(request: Request) -> Response:
-            arguments: dict[str, Any] = {}
-            for name, parameter, call in needs:
-                arguments[name] = await call(**{parameter: request})
+            arguments: dict[str, Any] = {name: await call(request) for name, call in needs}
             if asked.request_param_name is not None:
                 arguments[asked.request_param_name] = request
             arguments[body.name] = await request.json() if await request.body() else body.field_info.get_default()

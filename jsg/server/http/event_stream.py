@@ -10,7 +10,7 @@ from typing import Any, final
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from jsg.errors import JsgError
 from jsg.server.http.failures import INTERNAL_ERROR, told_error
@@ -41,26 +41,20 @@ async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) ->
     assert task is not None
     num_cancels = task.cancelling()
 
-    def cancel(leaving: asyncio.Task[None]) -> None:
+    async def watch() -> None:
         nonlocal has_left
-        if not leaving.cancelled():
-            has_left = task.cancel()
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        has_left = task.cancel()
 
-    leaving = asyncio.create_task(_left(request))
-    leaving.add_done_callback(cancel)
+    # It begins before the work, so it also learns first that the client has left, where the work waits for a send.
+    watching = asyncio.Task(watch(), loop=asyncio.get_running_loop(), eager_start=True)
     try:
-        await asyncio.sleep(0)  # what waits first learns first: work that waits for a send should not go on in vain
         return await work
     finally:
-        work.close()
-        leaving.cancel()
+        watching.cancel()
         if has_left and task.uncancel() <= num_cancels:
             raise ClientDisconnect from None
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _yield_to_others() -> None:
@@ -122,17 +116,11 @@ class _EventStream(Response):
         self._beat_s = beat_s
         self._turn = turn
         self._is_inside = False  # of an event that is sent in pieces
-        self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def receive_and_note() -> Message:
-            message = await receive()
-            self._has_left = message["type"] == "http.disconnect"
-            return message
-
         async with contextlib.aclosing(self._events):
             with contextlib.suppress(ClientDisconnect):
-                await until_disconnect(Request(scope, receive_and_note), self._send_all(send))
+                await until_disconnect(Request(scope, receive), self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async def send_body(body: bytes, *, more_body: bool = True) -> None:
@@ -143,23 +131,20 @@ class _EventStream(Response):
                 await send_body(COMMENT)
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        event, number = self._first, 0
         try:
             async with _beating(beat, self._beat_s):
-                await self._send(self._first, send_body)
-                number = 0
-                # Neither the next event nor a send to a client that has left needs to wait. Without the sleep no other
-                # task would run, and nobody would notice that the client has left. One event has all that a slow client
-                # has not read, so making it may take long, and is not done for one that has left.
-                while not self._has_left and (event := await anext(self._events, None)) is not None:
+                while event is not None:
                     if isinstance(event, bytes):
                         await send({"type": "http.response.body", "body": event, "more_body": True})
                     else:
-                        await self._send(event, send_body)
+                        await self._send(event if isinstance(event, list) else [event], send_body)
                     number += 1
+                    # Neither the next event nor a send to a client that has left needs to wait. Without this line no
+                    # other task would run, and nobody would notice that the client has left.
                     if not number % EVENTS_AT_ONCE:
                         await asyncio.sleep(0)
-                if self._has_left:
-                    return
+                    event = await anext(self._events, None)
         except Exception as error:
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")
@@ -167,11 +152,7 @@ class _EventStream(Response):
             await send_body(b"".join(self._encode(self._failure(error))))
         await send_body(self._ending, more_body=False)
 
-    async def _send(self, event: Events, send_body: Callable[[bytes], Awaitable[None]]) -> None:
-        if isinstance(event, bytes):
-            await send_body(event)
-            return
-        events = event if isinstance(event, list) else [event]
+    async def _send(self, events: list[Event], send_body: Callable[[bytes], Awaitable[None]]) -> None:
         pieces, is_last = itertools.chain.from_iterable(map(self._encode, events)), False
         try:
             while not is_last:
