@@ -57,18 +57,12 @@ class _Static(NamedTuple):
     has_delta: bool
 
 
-def takes(
-    joint: Float[Array, "T K joint"], cache: StateCache, weights: DeltaWeights | ScanWeights, apart: GatesApart | None
-) -> bool:
-    """Whether the kernels can do these sizes, and this type without spilling registers.
-
-    A number of float16 is two of bfloat16. With these only the gated delta rule with one decay for a head does not
-    spill, and with the three of a number of float32 none.
-    """
-    (values, keys), has_delta = cache.states.shape[2:], isinstance(weights, DeltaWeights)
-    has_registers = joint.dtype == jnp.bfloat16 or (joint.dtype == jnp.float16 and has_delta and apart is None)
-    fits = values % 16 == 0 and keys & (keys - 1) == 0 and 16 <= keys <= (MAX_DIM if has_delta else 2 * MAX_DIM)
-    return has_registers and fits
+def takes(joint: Float[Array, "T K joint"], cache: StateCache, weights: DeltaWeights | ScanWeights) -> bool:
+    """Whether the kernels can do these sizes and this type. What they cannot do is what would spill registers."""
+    (values, keys), is_scan = cache.states.shape[2:], isinstance(weights, ScanWeights)
+    most = 2 * MAX_DIM if is_scan and joint.dtype == jnp.bfloat16 else MAX_DIM
+    fits = values % 16 == 0 and keys & (keys - 1) == 0 and 16 <= keys <= most
+    return fits and joint.dtype != jnp.float32
 
 
 def gated_delta(
@@ -90,7 +84,9 @@ def gated_delta(
     check_addressable(cache.states)
     (_, heads, values, keys), (num_tokens, key_heads, _) = cache.states.shape, joint.shape
     sizes, has_delta = sizes_for("delta_tiles", rows=num_tokens), isinstance(weights, DeltaWeights)
-    num_mixed, block_v = NUM_PARTS[joint.dtype.name], math.gcd(sizes["block_v"] * MAX_DIM // max(keys, MAX_DIM), values)
+    num_mixed, has_one_decay = NUM_PARTS[joint.dtype.name], has_delta and apart is None
+    is_narrow = keys > MAX_DIM or (num_mixed > 1 and not has_one_decay)  # more would spill
+    block_v = math.gcd(sizes["block_v"] // (1 + is_narrow), values)
     static = _Static(heads // key_heads, keys, block_v, num_mixed, max(num_mixed, 2), apart is not None, has_delta)
     call = functools.partial(pl.pallas_call, interpret=interpret)
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
@@ -252,13 +248,11 @@ def _add_halves(
     run = row >> level
     is_second, is_own = (run & 1 == 1)[:, None], run[:, None] == run[None]
     between = is_own & (is_second == (row[:, None] >= row[None]))
-    fade = _fade(static, between, decay)
+    fade, (weights, matrix) = _fade(static, between, decay), sums
     query, key = (_whole(x) * fade for x in pair)
     is_pair = is_second & (run[:, None] == run[None] + 1)
-    return tuple(
-        total + jnp.where(is_pair, _dot(static, x, key, trans_b=True), 0)
-        for total, x in zip(sums, (query, key), strict=True)
-    )
+    weights += jnp.where(is_pair, _dot(static, query, key, trans_b=True), 0)
+    return weights, matrix + jnp.where(is_pair, _dot(static, key, key, trans_b=True), 0)
 
 
 def _fade(static: _Static, sees: Bool[Array, "t t"], decay: Float[Array, "t part"]) -> Float[Array, "t part"]:

@@ -261,7 +261,7 @@ def gated_delta(
             from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
             with falling_back("gated_delta", "triton", implementation):
-                if tiles is not None and delta_tiles.takes(joint, cache, weights, apart):
+                if tiles is not None and delta_tiles.takes(joint, cache, weights):
                     return delta_tiles.gated_delta(*given, weights, *kept, tiles, apart, interpret=_interprets())
                 return delta_recurrent.gated_delta(
                     *given, weights, *kept, apart, has_one_token=has_one_token, interpret=_interprets()

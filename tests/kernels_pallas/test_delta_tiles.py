@@ -126,9 +126,7 @@ FORMS = {"by head": {}, "by channel": {"is_apart": True}, "scan": {"has_delta": 
         ("bfloat16", "by channel", {}, True, "tiles"),
         ("bfloat16", "scan", {"keys": 256, "values": 80}, True, "tiles"),
         ("bfloat16", "by head", {"keys": 256}, True, "recurrent"),
-        ("float16", "by head", {}, True, "tiles"),
-        ("float16", "by channel", {}, True, "recurrent"),
-        ("float16", "scan", {}, True, "recurrent"),
+        ("float16", "by channel", {}, True, "tiles"),
         ("float32", "by head", {}, True, "recurrent"),
     ],
 )

@@ -105,7 +105,11 @@ def test_states_are_changed_in_place(name: str, model: str, num_tokens: int, row
 LAUNCHES_IN_TILES = 9
 """Of a layer beside its products: the convolution, gates, the two kernels, the norm, and four that keep inputs."""
 WIDTH = 512
-TILES = [*((model, "bfloat16") for model in MODELS), ("Qwen3.5-35B-A3B", "float16")]
+TILES = [
+    *((model, "bfloat16") for model in MODELS),
+    ("Qwen3.5-35B-A3B", "float16"),
+    *(pytest.param(model, "float16", marks=pytest.mark.long) for model in ("Kimi-Linear-48B-A3B", "Granite-4-tiny")),
+]
 
 
 @pytest.mark.parametrize(("model", "dtype"), TILES)
