@@ -112,8 +112,7 @@ def test_a_graph_prints_one_line_a_node():
 
 def test_a_graph_draws():
     dot = everything.compile().to_dot()
-    assert dot.startswith("digraph program {")
-    assert dot.endswith("}")
+    assert dot.startswith("digraph program {") and dot.endswith("}")
     nodes = [line for line in dot.splitlines() if "[label=" in line and "->" not in line]
     assert len(nodes) == sum(1 for _ in everything.trace().nodes())
     assert '[style=dashed, label="plan"]' in dot
@@ -124,8 +123,7 @@ def test_a_graph_draws():
 def test_json_comes_back_as_the_same_graph():
     graph = everything.trace()
     text = graph.to_json()
-    assert graph_from_json(text) == graph
-    assert graph_from_json(text.encode()) == graph
+    assert graph_from_json(text) == graph and graph_from_json(text.encode()) == graph
     assert graph_from_json(json.loads(text)) == graph
     assert CompiledFunction.from_json(text).to_json() == text
 
