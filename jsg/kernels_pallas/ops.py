@@ -344,6 +344,15 @@ def matmul(
     return jnp.tensordot(x, kernel.restored(x.dtype), 1, precision=precision, preferred_element_type=result)
 
 
+def has_faster_columns(x: Float[Array, "T D"], kernel: Quantised) -> bool:
+    """Whether `matmul` is faster than XLA's product of so many rows with 8 bits, whose columns have scales."""
+    if best_implementation() != "triton" or x.dtype.itemsize != 2 or kernel.form.numbers != "int8":
+        return False
+    from jsg.kernels_pallas.tuning import sizes_for
+
+    return bool(sizes_for("few_bits_columns", rows=len(x))["is_faster"])
+
+
 def gated(
     gate_up: Float[Array, "T _ F"], activation: Activation = "silu", *, implementation: str | None = None
 ) -> Float[Array, "T F"]:

@@ -58,7 +58,7 @@ def project(
     The type of `x` holds the numbers of a kernel in 8 bits exactly, whose scales multiply the sums if each column has
     one. Other kernels in few bits are restored in the type of `x`, unless `x` is rounded as well: see `Fp8Kernel`.
     """
-    if isinstance(kernel, Quantised) and kernel.form.scales_columns:
+    if isinstance(kernel, Quantised) and kernel.form.scales_columns and not ops.has_faster_columns(x, kernel):
         return (project(x, kernel.values.astype(x.dtype)) * kernel.wide_scale).astype(result)
     if isinstance(kernel, Panels | Quantised | Fp8Kernel):
         return ops.matmul(x, kernel, result)

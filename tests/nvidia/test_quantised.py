@@ -30,14 +30,14 @@ def quantised(shape: str, quantization: str, num_layers: int) -> programs.Model:
 
 
 MOST = {
-    ("dense", "decode-32"): (13, 2),
+    ("dense", "decode-32"): (13, 3.1),
     ("dense", "decode-256"): (11, 10),
     ("dense", "prefill-8192"): (10, 850),
     ("experts", "decode-32"): (15, 6),
     ("experts", "decode-256"): (16, 20),
     ("experts", "prefill-8192"): (15, 1150),
 }
-"""Launches of a layer, and megabytes of temporaries."""
+"""Launches of a layer, and megabytes of temporaries. Of int8, jsg's own product has four sums of 32 by 6144 numbers."""
 MOST_IN_4_BITS = {"decode-32": (12, 34), "decode-256": (11, 36), "prefill-8192": (10, 840)}
 """The same of a dense model. The head is in bfloat16, and cuBLAS multiplies it, with a workspace of 34 MB.
 
@@ -62,6 +62,9 @@ def test_kernels_in_8_bits_are_never_written_in_a_longer_type(shape: str, step: 
     check_forward(program, of)
     assert len(of.kernels) == 4 and program.writers_of(of.kernels) == []
     assert [launch.name for launch in program.launches if "Cublas" in launch.name] == []
+    own = sum(launch.name.startswith("few_bits_matmul_kernel") for launch in program.launches)
+    is_own = quantization == "int8" and KEYS[step].num_tokens <= 256
+    assert own == (2 * {"dense": 4, "experts": 2}[shape] if is_own else 0), "for few rows it is faster than XLA's"
     launches, megabytes = MOST[shape, step]
     assert program.temporary_bytes <= megabytes * 10**6
     num_tokens = KEYS[step].num_tokens
