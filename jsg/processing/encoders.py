@@ -82,7 +82,6 @@ class JsonEncoder:
             frozenset(i for i, token in added.items() if token.special or token.content in self._special_tokens),
         )
 
-    @functools.cached_property
     def cuts(self) -> re.Pattern[str] | None:
         """The added tokens that are found before a text is normalised, if none of them takes what stands beside it."""
         added = [token for token in self._tokenizer.get_added_tokens_decoder().values() if not token.normalized]
@@ -184,7 +183,6 @@ class SentencePieceEncoder:
                 ids += (self._behind_special if index else first).encode(part)
         return ids
 
-    @property
     def cuts(self) -> None:
         """Texts are not cut."""
 

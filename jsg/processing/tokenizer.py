@@ -40,7 +40,6 @@ class TextEncoder(Protocol):
         """The bytes of every token."""
         ...
 
-    @property
     def cuts(self) -> re.Pattern[str] | None:
         """Finds tokens that cut a text into parts which, encoded one by one, are the tokens of the whole; None if none.
 
@@ -160,10 +159,10 @@ class Tokenizer:
         """A pattern that finds the written forms of special tokens, the longest first; None without special tokens."""
         return longest_first(self.token_bytes(i).decode(errors="replace") for i in self.special_ids)
 
-    @property
+    @functools.cached_property
     def cuts(self) -> re.Pattern[str] | None:
         """As in `TextEncoder`."""
-        return self._encoder.cuts
+        return self._encoder.cuts()
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its written form, such as "<|im_end|>", or None."""

@@ -69,8 +69,7 @@ def test_cold_cached_and_batched_answers_are_the_recorded_one(
     first, second = (golden.question(rid, namespace="x") for rid in "ab")
     assert small.run(core, [(0, first)])["a"].token_ids == golden.greedy
     cached = small.run(core, [(0, dataclasses.replace(second, return_logprob=True, top_logprobs_num=3))])["b"]
-    assert cached.cached_tokens == len(second.input_ids) - 1
-    assert cached.token_ids == golden.greedy
+    assert cached.cached_tokens == len(second.input_ids) - 1 and cached.token_ids == golden.greedy
 
     traffic = small.traffic(0)
     outcomes = small.run(core, [(4, asked), *traffic])

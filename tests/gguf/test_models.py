@@ -179,8 +179,7 @@ def test_numbers_with_a_scale_of_their_group_are_kept(kind: str, form: Form, tmp
     twin = write_twin(tmp_path / "twin", "wide", model)
     spec = with_kept(directory, read_spec(directory))
     ours, theirs = load_model(directory, spec), load_model(twin, read_spec(twin))
-    assert set(kept(ours).values()) == {form}
-    assert len(kept(ours)) == (3 if kind.endswith("_K") else 12)
+    assert set(kept(ours).values()) == {form} and len(kept(ours)) == (3 if kind.endswith("_K") else 12)
     for here, there in zip(parameters(ours), parameters(theirs), strict=True):
         np.testing.assert_array_equal(here, there)
     planned, _ = weight_bytes(spec, np.dtype(np.float32), "none", 1, 1)

@@ -42,8 +42,7 @@ def test_f18_the_system_prompt_stays_for_every_gen(wire):
     first, second = wire.requests
     assert first["system"] == second["system"] == [{"type": "text", "text": "Be short."}]
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
-    assert first["stop_sequences"] == ["\nB"]
-    assert first["max_tokens"] == 128
+    assert first["stop_sequences"] == ["\nB"] and first["max_tokens"] == 128
     assert first["temperature"] == 0.0
 
 
@@ -101,8 +100,7 @@ async def test_a_stop_of_white_space_is_honoured_here(wire, session):
     written = await write(session, stop=("\n", "1815"))
     assert written.text == " Ada Lovelace"
     assert written.meta["finish_reason"] == {"type": "stop", "matched": "\n"}
-    assert written.meta["completion_tokens"] is None
-    assert written.meta["prompt_tokens"] == wire.prompt_tokens
+    assert written.meta["completion_tokens"] is None and written.meta["prompt_tokens"] == wire.prompt_tokens
     assert wire.requests[0]["stop_sequences"] == ["1815"]
 
 
@@ -119,8 +117,7 @@ async def test_f8_a_picture_has_its_type_and_its_place(wire, session):
 async def test_several_answers_are_several_calls(wire, backend, session):
     await ask(session)
     written = await write(session, n=3, max_tokens=2)
-    assert (written.text, written.others) == ("Name:", ("Name:", "Name:"))
-    assert written.meta["api_calls"] == 3
+    assert (written.text, written.others) == ("Name:", ("Name:", "Name:")) and written.meta["api_calls"] == 3
     assert written.meta["prompt_tokens"] == wire.prompt_tokens
     assert backend.usage().calls == 3
 
@@ -141,8 +138,7 @@ async def test_f19_what_the_api_cannot_honour(wire):
         await write(session, temperature=1.0, max_tokens=1)
     first, second = wire.requests
     assert first["output_config"] == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
-    assert first["top_k"] == 3
-    assert "temperature" not in first
+    assert first["top_k"] == 3 and "temperature" not in first
     assert "temperature" not in second
 
 
@@ -172,8 +168,7 @@ async def test_white_space_begins_no_turn_of_a_schema(wire, session):
     await ask(session)
     await tell(session, "\n")
     await write(session, json_schema='{"type": "object"}', max_tokens=1)
-    assert wire.requests[0]["messages"][-1]["role"] == "user"
-    assert "output_config" in wire.requests[0]
+    assert wire.requests[0]["messages"][-1]["role"] == "user" and "output_config" in wire.requests[0]
 
 
 async def test_what_the_api_refuses_is_a_request_error_with_its_words(backend, session):
@@ -231,8 +226,7 @@ async def test_speculation_goes_on_in_the_turn(wire, backend):
     usage = backend.usage()
     assert (usage.calls, usage.saved_calls) == (1, 1)
     assert usage.saved_prompt_tokens == usage.prompt_tokens  # at least
-    assert wire.requests[0]["max_tokens"] == 40
-    assert "stop_sequences" not in wire.requests[0]
+    assert wire.requests[0]["max_tokens"] == 40 and "stop_sequences" not in wire.requests[0]
 
 
 async def test_speculation_with_a_model_that_begins_its_own_turns(wire):
@@ -256,8 +250,7 @@ class TestSelect:
     async def test_a_tool_call_holds_the_model_to_the_choices(self, wire, session):
         await ask(session)
         chosen = await session.select(Select("x", ("yes", "no", "may be"), "token_trie"))
-        assert chosen.choice in ("yes", "no", "may be")
-        assert chosen.probabilities is None
+        assert chosen.choice in ("yes", "no", "may be") and chosen.probabilities is None
         assert chosen.meta["api_calls"] == 1
         await tell(session, RoleEnd("assistant"))
         await ask(session, "Sure?")
@@ -288,8 +281,7 @@ class TestSelect:
         await ask(session)
         await tell(session, "Name:")
         chosen = await session.select(Select("x", ("Ada", "Ada Lovelace", "Bo"), "token_trie"))
-        assert chosen.choice == "Ada Lovelace"
-        assert chosen.meta["api_calls"] == 2
+        assert chosen.choice == "Ada Lovelace" and chosen.meta["api_calls"] == 2
         assert chosen.meta["prompt_tokens"] == wire.prompt_tokens
 
     async def test_nothing_but_a_choice_is_ever_returned(self, wire, session):

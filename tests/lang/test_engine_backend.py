@@ -370,8 +370,7 @@ class TestAnswers:
 
     @asynchronous
     async def test_the_backend_tells_and_flushes(self, backend: EngineBackend):
-        assert (await backend.server_info())["vocab_size"]
-        assert await backend.flush_cache()
+        assert (await backend.server_info())["vocab_size"] and await backend.flush_cache()
         await backend.close()
 
 
@@ -434,8 +433,7 @@ class TestSelect:
     async def test_published_methods_report_what_they_saw(self, backend: EngineBackend, method: str):
         session = await started(backend, "There was a little")
         selection = await session.select(Select("c", CHOICES, method))
-        assert selection.choice in CHOICES
-        assert sum(selection.probabilities or ()) == pytest.approx(1)
+        assert selection.choice in CHOICES and sum(selection.probabilities or ()) == pytest.approx(1)
         shown = selection.meta["input_token_logprobs"]
         for choice, entries, mean in zip(CHOICES, shown, selection.meta["normalized_prompt_logprobs"], strict=True):
             assert "".join(text for _, _, text in entries) == choice, "no token of the prompt among them"

@@ -23,8 +23,7 @@ async def test_turns_become_messages_and_the_state_shows_their_markers(wire, ses
     assert shown == "<|im_start|>system\nBe short.<|im_end|>\n"
     await ask(session)
     written = await write(session, stop=("\n",))
-    assert written.text == "Name: Ada Lovelace"
-    assert len(written.pieces) > 3
+    assert written.text == "Name: Ada Lovelace" and len(written.pieces) > 3
     await tell(session, RoleEnd("assistant"))
     await ask(session, "And?")
     await write(session, max_tokens=2)
@@ -43,8 +42,7 @@ async def test_openais_own_api_is_told_the_limit_by_its_new_name(wire):
         session = backend.open()
         await ask(session)
         await write(session, max_tokens=2)
-    assert wire.requests[0]["max_completion_tokens"] == 2
-    assert "max_tokens" not in wire.requests[0]
+    assert wire.requests[0]["max_completion_tokens"] == 2 and "max_tokens" not in wire.requests[0]
 
 
 async def test_f8_pictures_keep_their_place_and_their_type(wire, session):
@@ -184,8 +182,7 @@ class TestWholeTurns:
         assert session.wants_blocks
         items = [Text("Name:"), Gen("a", LINE), Text("\nBorn:"), Gen("b", LINE), Text("\n."), Text("!")]
         name, born = await session.generate_block(items)
-        assert (name.text, born.text) == (" Ada Lovelace", " 1815")
-        assert name.meta is not None
+        assert (name.text, born.text) == (" Ada Lovelace", " 1815") and name.meta is not None
         assert born.meta is not None
         assert (name.meta["api_calls"], born.meta["api_calls"]) == (1, 0)
         assert name.meta["finish_reason"] == {"type": "stop", "matched": "\n"}
@@ -195,8 +192,7 @@ class TestWholeTurns:
         await ask(session, "And?")
         await write(session, max_tokens=1)
         first, second = wire.requests
-        assert first["messages"] == [{"role": "user", "content": "Who?"}]
-        assert first["max_tokens"] == 64
+        assert first["messages"] == [{"role": "user", "content": "Who?"}] and first["max_tokens"] == 64
         assert "stop" not in first
         assert second["messages"][1]["content"] == "Name: Ada Lovelace\nBorn: 1815\n.!"
 
@@ -205,8 +201,7 @@ class TestWholeTurns:
         await ask(session)
         (name,) = await session.generate_block([Gen("a", LINE), Text("!")])
         assert name.text == "Name: Ada Lovelace"
-        assert wire.requests[0]["stop"] == ["\n"]
-        assert wire.requests[0]["max_tokens"] == 16
+        assert wire.requests[0]["stop"] == ["\n"] and wire.requests[0]["max_tokens"] == 16
 
     async def test_a_turn_that_is_read_in_its_middle_goes_on(self, wire, backend):
         """By what the call already gave, or, behind an ordinary gen, by a call whose answer begins with the turn."""
@@ -288,8 +283,7 @@ class TestWholeTurns:
         session = backend.open(num_api_spec_tokens=64)
         await ask(session)
         name, more = await session.generate_block([Text("Name:"), Gen("a", three), Gen("b", three)])
-        assert (name.text, more.text) == (" Ada Love", "lace\nBorn")
-        assert name.meta is not None
+        assert (name.text, more.text) == (" Ada Love", "lace\nBorn") and name.meta is not None
         assert (name.meta["completion_tokens"], name.meta["finish_reason"]) == (3, {"type": "length"})
         assert len(wire.requests) == 1
 

@@ -266,13 +266,11 @@ class TestBackoff:
         assert waits[:4] == sorted(waits[:4])
         assert all(4.0 <= wait <= 8.0 for wait in waits[4:])
         one, other = (Backoff(RetryPolicy(seed=seed)).wait_s(PASSING, 1) for seed in (1, 2))
-        assert one != other
-        assert one == Backoff(RetryPolicy(seed=1)).wait_s(PASSING, 1)
+        assert one != other and one == Backoff(RetryPolicy(seed=1)).wait_s(PASSING, 1)
 
     def test_gives_up(self):
         backoff = Backoff(RetryPolicy(max_retries=2))
-        assert backoff.wait_s(PASSING, 2) is not None
-        assert backoff.wait_s(PASSING, 3) is None
+        assert backoff.wait_s(PASSING, 2) is not None and backoff.wait_s(PASSING, 3) is None
         assert backoff.wait_s(Failure("wrong", 400), 1) is None
         assert backoff.wait_s(Failure("busy", 429, is_passing=True, retry_after_s=61.0), 1) is None
 
@@ -285,14 +283,11 @@ class TestBackoff:
 def test_retry_after_is_read_in_all_its_forms():
     assert retry_after_s({"retry-after": "2"}) == 2
     assert retry_after_s({"retry-after": "2", "retry-after-ms": "30"}) == 0.03
-    assert retry_after_s({"retry-after": "nan"}) is None
-    assert retry_after_s({"retry-after": "-3"}) is None
-    assert retry_after_s({}) is None
-    assert retry_after_s({"retry-after": "soon"}) is None
+    assert retry_after_s({"retry-after": "nan"}) is None and retry_after_s({"retry-after": "-3"}) is None
+    assert retry_after_s({}) is None and retry_after_s({"retry-after": "soon"}) is None
     later = email.utils.formatdate(time.time() + 30, usegmt=True)
     wait = retry_after_s({"retry-after": later})
-    assert wait is not None
-    assert 25 < wait <= 31
+    assert wait is not None and 25 < wait <= 31
     assert retry_after_s({"retry-after": email.utils.formatdate(0, usegmt=True)}) == 0
     assert is_passing(400, {"x-should-retry": "true"})
 
@@ -306,8 +301,7 @@ def test_a_date_is_read_by_the_clock_of_who_wrote_it(monkeypatch: pytest.MonkeyP
         "date": email.utils.formatdate(now, usegmt=True),
         "retry-after": email.utils.formatdate(now + 30, usegmt=True),
     }
-    assert retry_after_s(headers) == 30
-    assert retry_after_s(headers | {"retry-after": headers["date"]}) == 0
+    assert retry_after_s(headers) == 30 and retry_after_s(headers | {"retry-after": headers["date"]}) == 0
 
 
 @pytest.mark.parametrize(("package", "name"), [("openai", "OpenAI"), ("anthropic", "Anthropic")])
@@ -395,5 +389,4 @@ def test_calls_of_a_backend_wait_for_each_other():
         await asyncio.gather(*(caller.collect(call) for _ in range(40)))
         return api.most
 
-    assert asyncio.run(most()) == 32
-    assert asyncio.run(most(max_calls=3)) == 3
+    assert asyncio.run(most()) == 32 and asyncio.run(most(max_calls=3)) == 3

@@ -106,8 +106,7 @@ async def test_a_race_by_the_likeliest_tokens(wire):
         other = backend.open()
         await tell(other, "in ")
         second = await other.select(Select("x", ("New Jersey", "New York"), "token_trie"))
-        assert second.choice == "New York"
-        assert second.meta["api_calls"] == 2
+        assert second.choice == "New York" and second.meta["api_calls"] == 2
         assert second.meta["completion_tokens"] == 2  # added up, not only the last
         assert second.meta["prompt_tokens"] == 3 + 4
         with pytest.raises(UnsupportedError, match="token_length_normalized"):
@@ -133,8 +132,7 @@ async def test_with_a_tokenizer_the_choices_alone_are_allowed(wire):
         session = backend.open()
         await tell(session, "by ")  # where the toy says "?"
         selection = await session.select(Select("x", ("Old York", "New Mexico"), "token_trie"))
-        assert selection.choice == "New Mexico"
-        assert selection.meta["api_calls"] == 2
+        assert selection.choice == "New Mexico" and selection.meta["api_calls"] == 2
     assert wire.requests[1]["logit_bias"] == {"4": 100, "0": 100}
 
 
@@ -180,8 +178,7 @@ async def test_a_server_that_knows_choices_is_held_to_them_within_a_turn(wire):
         await ask(session)
         with contextlib.suppress(BackendError):  # the toy knows no regex
             await session.select(Select("x", ("a.b", "c"), "token_trie"))
-    assert wire.requests[0]["choices"] == list(CHOICES)
-    assert wire.requests[1]["regex"] == r"a\.b|c"
+    assert wire.requests[0]["choices"] == list(CHOICES) and wire.requests[1]["regex"] == r"a\.b|c"
 
 
 async def test_a_server_without_any_means_is_asked_and_checked(wire):
@@ -192,8 +189,7 @@ async def test_a_server_without_any_means_is_asked_and_checked(wire):
         session = backend.open()
         await ask(session)
         selection = await session.select(Select("x", ("New York", "New York City"), "token_trie"))
-        assert selection.choice == "New York City"
-        assert selection.meta["api_calls"] == 2
+        assert selection.choice == "New York City" and selection.meta["api_calls"] == 2
 
 
 async def test_one_choice_needs_no_call_and_none_is_refused(wire, session):
@@ -206,8 +202,7 @@ async def test_one_choice_needs_no_call_and_none_is_refused(wire, session):
 
 def test_the_longest_choice_counts():
     assert chosen(" Ada Lovelace!", ["Ada", "Ada Lovelace"], is_forced=False) == "Ada Lovelace"
-    assert chosen("Adam", ["Bo"], is_forced=False) is None
-    assert chosen("Ada ", ["Ada"], is_forced=True) is None
+    assert chosen("Adam", ["Bo"], is_forced=False) is None and chosen("Ada ", ["Ada"], is_forced=True) is None
 
 
 @pytest.mark.parametrize("seed", range(5))

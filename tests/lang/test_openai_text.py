@@ -30,8 +30,7 @@ async def test_a_gen_streams_and_the_prompt_goes_on_behind_it(wire, backend, ses
         "api_calls": 1,
     }
     second = await write(session, stop=("\n",))
-    assert second.text == "lace"
-    assert second.meta["finish_reason"]["type"] == "stop"
+    assert second.text == "lace" and second.meta["finish_reason"]["type"] == "stop"
     usage = backend.usage()
     assert (usage.calls, usage.prompt_tokens, usage.completion_tokens) == (2, 17, 5)
     assert usage.cached_tokens == 2
@@ -39,8 +38,7 @@ async def test_a_gen_streams_and_the_prompt_goes_on_behind_it(wire, backend, ses
     backend.token_usage.reset()
     assert (backend.token_usage.prompt_tokens, backend.usage().prompt_tokens) == (0, 17)
     assert [request["prompt"] for request in wire.requests] == ["Who? Name:", "Who? Name: Ada Love"]
-    assert wire.requests[1]["stop"] == ["\n"]
-    assert wire.prompt_tokens == 17
+    assert wire.requests[1]["stop"] == ["\n"] and wire.prompt_tokens == 17
 
 
 async def test_a_gen_without_a_limit_has_the_limit_of_every_backend_not_the_apis(wire, session):
@@ -52,11 +50,9 @@ async def test_a_gen_without_a_limit_has_the_limit_of_every_backend_not_the_apis
 async def test_several_answers_are_asked_for_in_one_call(wire, session):
     await tell(session, "Name:")
     written = await write(session, n=3, stop=("\n",))
-    assert written.text == " Ada Lovelace"
-    assert written.others == (" Ada Lovelace",) * 2
+    assert written.text == " Ada Lovelace" and written.others == (" Ada Lovelace",) * 2
     assert await write(session, stop=("B",)) is not None
-    assert wire.requests[0]["n"] == 3
-    assert wire.requests[1]["prompt"] == "Name: Ada Lovelace"
+    assert wire.requests[0]["n"] == 3 and wire.requests[1]["prompt"] == "Name: Ada Lovelace"
 
 
 async def test_f14_more_stops_than_the_api_takes_are_all_honoured_and_the_list_is_left_alone(wire, backend, session):
@@ -89,8 +85,7 @@ async def test_stop_regex_is_honoured_by_every_api(wire):
         session = backend.open()
         await tell(session, "Name:")
         await write(session, stop_regex=("a+",))
-    assert "stop_regex" not in wire.requests[0]
-    assert wire.requests[-1]["stop_regex"] == ["a+"]
+    assert "stop_regex" not in wire.requests[0] and wire.requests[-1]["stop_regex"] == ["a+"]
 
 
 async def test_closing_a_gen_early_ends_the_call(wire, backend, session):
@@ -132,8 +127,7 @@ async def test_f19_more_alternatives_than_the_api_reports_are_refused_and_not_ma
         assert not wire.requests
         with pytest.warns(UserWarning, match="top_logprobs_num"):
             left_out = await report(lenient, most + 1)
-        assert "output_token_logprobs" in left_out
-        assert "output_top_logprobs" not in left_out
+        assert "output_token_logprobs" in left_out and "output_top_logprobs" not in left_out
         assert "output_top_logprobs" in await report(strict, most)
     without, with_most = wire.requests
     if api == "chat":
@@ -222,8 +216,7 @@ async def test_what_the_dialect_knows_is_sent(wire):
     }
     assert jsg["regex"] == r"[-+]?[0-9]+[ \n]*"
     assert schema["structured_outputs"] == {"json": {"type": "string"}}
-    assert regex["structured_outputs"] == {"regex": "a|b"}
-    assert regex["ignore_eos"] is True
+    assert regex["structured_outputs"] == {"regex": "a|b"} and regex["ignore_eos"] is True
 
 
 async def test_a_schema_that_is_no_json_and_two_forms_at_once_are_refused(wire):

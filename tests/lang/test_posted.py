@@ -42,11 +42,9 @@ def test_a_posted_graph_gives_events_and_a_result():
         event for event in events if event == VariableEvent(event.name, is_done=True)
     ]
     assert {event.name for event in events if event.is_done} == {"a", "b", "broken", None}
-    assert result["text"] == f"why <image {len(PNG)}>{result['variables']['a']}"
-    assert result["errors"] == []
+    assert result["text"] == f"why <image {len(PNG)}>{result['variables']['a']}" and result["errors"] == []
     assert result["failed"] == {"variables": {}, "text": None, "return_value": None}
-    assert result["usage"]["calls"] == 3
-    assert result["meta_info"]["a"]["completion_tokens"] == 2
+    assert result["usage"]["calls"] == 3 and result["meta_info"]["a"]["completion_tokens"] == 2
     assert where.num_open == 0
 
 
@@ -328,8 +326,7 @@ def test_a_program_that_is_cancelled_before_it_began_ends():
         return where
 
     where = run_here(main())
-    assert where.calls == []
-    assert where.num_open == 0
+    assert where.calls == [] and where.num_open == 0
 
 
 async def test_a_block_that_is_left_at_once_ends():
@@ -352,7 +349,6 @@ def test_reading_the_text_within_limits_does_not_come_between_a_fork_and_its_joi
         return s["after"]
 
     _, result = asyncio.run(post(program.trace(), backend(), {}, limits=ProgramLimits()))
-    assert result["errors"] == []
-    assert result["variables"] == {"before": "", "after": "onetwo"}
+    assert result["errors"] == [] and result["variables"] == {"before": "", "after": "onetwo"}
     _, result = asyncio.run(post(program.trace(), backend(), {}, limits=ProgramLimits(text_chars=5)))
     assert "more text than is allowed" in result["errors"][0]["message"]

@@ -178,8 +178,7 @@ class TestManyShortTexts:
         for _ in range(self.COUNT):
             await session.extend(Text(self.TEXT))
         (part,) = await session._resolve()
-        assert isinstance(part, TextPart)
-        assert (len(part.text)) == self.COUNT * len(self.TEXT)
+        assert isinstance(part, TextPart) and (len(part.text)) == self.COUNT * len(self.TEXT)
         self.within_seconds(started)
 
     def test_m3_of_a_message(self):

@@ -256,15 +256,13 @@ def test_three_fields_of_a_page_need_a_third_of_the_input_tokens(wire):
         ahead = await extract(backend.open(num_api_spec_tokens=64))
         assert plain == ahead == [" Ada Lovelace", " 1815", " mathematics"]
         usage = backend.usage()
-        assert (usage.calls, usage.saved_calls) == (3 + 1, 2)
-        assert usage.prompt_tokens == wire.prompt_tokens
+        assert (usage.calls, usage.saved_calls) == (3 + 1, 2) and usage.prompt_tokens == wire.prompt_tokens
         assert usage.saved_prompt_tokens == paid_plain - (wire.prompt_tokens - paid_plain)
         await backend.close()
         return paid_plain, wire.prompt_tokens - paid_plain
 
     paid_plain, paid_ahead = asyncio.run(main())
-    assert paid_ahead * 3 <= paid_plain
-    assert paid_ahead > 800
+    assert paid_ahead * 3 <= paid_plain and paid_ahead > 800
 
 
 async def test_pieces_come_while_the_model_goes_on(wire):
@@ -426,8 +424,7 @@ def test_tokens_that_are_parts_of_a_character_are_counted_and_never_parted():
     assert taken is not None
     assert (taken.text, taken.finish) == ("a", "length")  # three tokens show no whole character more
     taken = ahead.take(dataclasses.replace(args, max_tokens=5))
-    assert taken is not None
-    assert (taken.text, taken.num_tokens) == ("a€b", 5)
+    assert taken is not None and (taken.text, taken.num_tokens) == ("a€b", 5)
     assert ahead.take(dataclasses.replace(args, max_tokens=9)) is None  # it would have gone on
 
 
@@ -436,8 +433,7 @@ def test_without_tokens_a_limit_is_proven_by_bytes_or_not_at_all():
     units = (Unit("abc", None), Unit("d\ne", None))
     ahead = Ahead(units=units, finish="stop", total_tokens=50, settings=shared_settings(args), prompt_tokens=5)
     taken = ahead.take(args)
-    assert taken is not None
-    assert (taken.text, taken.num_tokens) == ("abcd", None)
+    assert taken is not None and (taken.text, taken.num_tokens) == ("abcd", None)
     assert ahead.take(dataclasses.replace(args, max_tokens=4)) is None
     proven = dataclasses.replace(ahead, total_tokens=4)
     assert proven.take(dataclasses.replace(args, max_tokens=4)) is not None

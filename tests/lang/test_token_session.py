@@ -228,8 +228,7 @@ class TestSelect:
         session = TokenSession(model)
         await session.extend(Text("there was a "))
         selection = await session.select(Select("c", ("boy", "girl", "dog"), "token_trie"))
-        assert isinstance(selection, Selection)
-        assert selection.choice == "girl"
+        assert isinstance(selection, Selection) and selection.choice == "girl"
         assert sum(selection.probabilities or ()) == pytest.approx(1)
         await session.extend(Text("s"))
         await said(session)

@@ -104,8 +104,7 @@ def test_f20_pictures_forks_and_joins_are_traced():
     graph = program.trace()
     assert graph.arguments == (Argument("photo", "image"),)
     media = [node for node in graph.nodes() if isinstance(node, Media)]
-    assert media[0].source == ArgumentRef("photo")
-    assert media[1].source.data == PNG
+    assert media[0].source == ArgumentRef("photo") and media[1].source.data == PNG
     forks = [node for node in graph.nodes() if isinstance(node, Fork)]
     assert [fork.branches for fork in forks] == [(1, 2), (3, 4)]
     assert forks[0].offsets == (0, 10)

@@ -308,8 +308,7 @@ def test_those_that_waited_too_long_are_taken_out_and_those_that_ran_are_not():
     engine = make_engine(max_running=1)
     for number in range(5):
         engine.scheduler.add(make_request(f"r{number}", (number,) * 3, max_new=50), now_s=float(number))
-    assert engine.scheduler.plan() is not None
-    assert engine.scheduler.expire(arrived_before_s=0.0) == []
+    assert engine.scheduler.plan() is not None and engine.scheduler.expire(arrived_before_s=0.0) == []
     assert engine.scheduler.expire(arrived_before_s=3.0) == ["r1", "r2"], "r0 runs, r3 arrived at that very time"
     assert engine.scheduler.expire(arrived_before_s=3.0) == []
     assert [len(engine.scheduler.running), len(engine.scheduler.waiting)] == [1, 2]
@@ -327,8 +326,7 @@ def test_a_retracted_request_does_not_expire():
         engine.add(make_request(f"r{number}", (number,) * 3, max_new=20))
     while not engine.scheduler.totals.num_retracts:
         engine.step()
-    assert len(engine.scheduler.waiting) == 1
-    assert engine.scheduler.expire(arrived_before_s=1e9) == []
+    assert len(engine.scheduler.waiting) == 1 and engine.scheduler.expire(arrived_before_s=1e9) == []
     engine.run_until_idle()
     engine.check_answers()
 

@@ -80,12 +80,9 @@ def test_automata_match_what_re_matches_and_combine_as_sets(seed):
     one, other = random_expr(rng, 3), random_expr(rng, 2)
     a, b = ({text for text in TEXTS if re.fullmatch(pattern(expr), text)} for expr in (one, other))
     left, right = CharDfa.of(one), CharDfa.of(other)
-    assert matched(left) == a
-    assert matched(left.minimised()) == a
-    assert matched(left.intersect(right)) == a & b
-    assert matched(left.union(right)) == a | b
-    assert matched(left.difference(right)) == a - b
-    assert matched(left.complement()) == set(TEXTS) - a
+    assert matched(left) == a and matched(left.minimised()) == a
+    assert matched(left.intersect(right)) == a & b and matched(left.union(right)) == a | b
+    assert matched(left.difference(right)) == a - b and matched(left.complement()) == set(TEXTS) - a
     assert matched(CharDfa.of(left.to_expr())) == a
     assert len(left.complement().complement().minimised().rows) == len(left.minimised().rows)
     assert left.difference(left).is_empty()
@@ -148,8 +145,7 @@ def test_any_name_but_a_few_is_small():
 
 
 def test_runs_of_one_set_stay_counts():
-    assert as_repeat(A) == (A.ranges, 1, 1)
-    assert as_repeat(Seq((A, Repeat(A, 2, None)))) == (A.ranges, 3, None)
+    assert as_repeat(A) == (A.ranges, 1, 1) and as_repeat(Seq((A, Repeat(A, 2, None)))) == (A.ranges, 3, None)
     assert as_repeat(Seq((A, Repeat(A, 2, 5)))) == (A.ranges, 3, 6)
     assert as_repeat(Seq((A, DOT))) is None and as_repeat(Alt((A, DOT))) is None and as_repeat(EMPTY) is None
     assert fit_length(Repeat(A, 1, None), 0, 100_000) == Repeat(A, 1, 100_000)

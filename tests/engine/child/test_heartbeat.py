@@ -68,11 +68,9 @@ def test_time_in_which_the_front_did_not_run_is_no_stall():
     pipe.monitor.start_watch()
     pipe.now += 60
     pipe.beat(2)  # it waits in the pipe until the front runs again
-    assert not pipe.monitor.is_stalled
-    assert pipe.monitor.stuck_s == 0
+    assert not pipe.monitor.is_stalled and pipe.monitor.stuck_s == 0
     pipe.now += 60  # as when the machine slept, and the engine with it
-    assert not pipe.monitor.is_stalled
-    assert pipe.monitor.stuck_s <= heartbeat.MOST_UNSEEN_S
+    assert not pipe.monitor.is_stalled and pipe.monitor.stuck_s <= heartbeat.MOST_UNSEEN_S
     pipe.watch(heartbeat.TIMEOUT_S - heartbeat.MOST_UNSEEN_S)
     pipe.now += 0.1
     assert pipe.monitor.is_stalled
@@ -87,16 +85,14 @@ def test_beats_without_turns_show_a_loop_that_hangs():
         pipe.now += 1
         pipe.beat(turns)
         pipe.monitor.read()
-        assert pipe.monitor.stuck_s == stuck_s
-        assert not pipe.monitor.is_stalled
+        assert pipe.monitor.stuck_s == stuck_s and not pipe.monitor.is_stalled
 
 
 def test_of_many_beats_the_last_counts_and_the_end_is_told():
     pipe = Pipe()
     pipe.beat(*range(2000))
     os.close(pipe.writing)
-    assert not pipe.monitor.read()
-    assert pipe.monitor._num_turns == 1999
+    assert not pipe.monitor.read() and pipe.monitor._num_turns == 1999
     assert not pipe.monitor.read()
     pipe.monitor.close()
 

@@ -104,8 +104,7 @@ async def test_progress_is_reported_before_ready():
     finally:
         await client.close()
     assert seen == [Progress("plan", 1, 1, "weights 1 MB, KV pool 2 MB"), Progress("load", 1, 1)]
-    assert info == client.info
-    assert info.eos_token_ids == (257,)
+    assert info == client.info and info.eos_token_ids == (257,)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +115,7 @@ def test_a_refusal_keeps_its_class_and_param(use: Use, ids, max_new_tokens, erro
     async def main(client: EngineClient) -> None:
         with pytest.raises(error) as caught:
             await collect(client, request("a", ids=ids, max_new_tokens=max_new_tokens))
-        assert type(caught.value) is error
-        assert caught.value.param == param
+        assert type(caught.value) is error and caught.value.param == param
         assert tokens_of(await collect(client, request("a"))) == [1, 2, 3, 1, 2]
 
     use(main)
@@ -169,11 +167,9 @@ def test_abort_by_name_ends_the_stream_with_a_reason(use: Use):
     async def main(client: EngineClient) -> None:
         stream = client.generate(endless("r"))
         await anext(stream)
-        assert client.abort("r")
-        assert not client.abort("r")
+        assert client.abort("r") and not client.abort("r")
         rest = [output async for output in stream]
-        assert rest[-1].finish is not None
-        assert rest[-1].finish.type is FinishType.ABORT
+        assert rest[-1].finish is not None and rest[-1].finish.type is FinishType.ABORT
         assert (await client.stats())["num_running"] == 0
 
     use(main)
@@ -185,8 +181,7 @@ def test_owners_see_nothing_of_each_other(use: Use):
         for stream in streams:
             await anext(stream)
         assert [num_live(client, owner) for owner in ("owner 1", "owner 2", "", None)] == [1, 1, 0, 2]
-        assert not client.abort("same")
-        assert not client.abort("same", "owner 3")
+        assert not client.abort("same") and not client.abort("same", "owner 3")
         with pytest.raises(RequestError, match="unique"):
             await anext(client.generate(request("same"), "owner 2"))
         assert client.abort("same", "owner 1")
@@ -236,8 +231,7 @@ def test_text_that_cannot_be_sent_is_refused_and_loses_nobody_elses_message(use:
     async def main(client: EngineClient) -> None:
         odd = dataclasses.replace(request("odd"), namespace="\ud800")
         good, bad = await asyncio.gather(collect(client, request("good")), collect(client, odd), return_exceptions=True)
-        assert isinstance(bad, RequestError)
-        assert bad.param == "namespace"
+        assert isinstance(bad, RequestError) and bad.param == "namespace"
         assert isinstance(good, list)
         assert tokens_of(good) == [1, 2, 3, 1, 2]
         surrogate_rid = await collect(client, request("\udfff"))

@@ -91,8 +91,7 @@ async def begun(fleet: EngineFleet, wanted: Request) -> tuple[asyncio.Task, int]
 async def test_one_engine_is_no_fleet():
     child = EngineChild.spawn(EngineConfig(), core=FAKE_CORE)
     client = open_engines([child], EngineConfig())
-    assert isinstance(client, EngineClient)
-    assert client.engines == (client,)
+    assert isinstance(client, EngineClient) and client.engines == (client,)
     assert client.routed == {}
     await client.close()
 
@@ -121,8 +120,7 @@ class TestRequests:
             for i in range(10):
                 outputs = await collect(fleet, request(f"r{i}", (*PREFIX, 200 + i)))
                 assert outputs[0].cached_tokens == len(PREFIX)
-            assert fleet.routed[0, "prefix"] == 10
-            assert await fleet.flush_cache()
+            assert fleet.routed[0, "prefix"] == 10 and await fleet.flush_cache()
             assert (await collect(fleet, request("again", PREFIX)))[0].cached_tokens == 0
             assert fleet.routed[0, "prefix"] == 10, "the router has forgotten it too"
 
@@ -132,8 +130,7 @@ class TestRequests:
             with pytest.raises(RequestError, match="unique"):
                 await collect(fleet, request("same"))
             assert len(await collect(fleet, request("same"), owner="other")) == 5
-            assert fleet.live_rids("") == ["same"]
-            assert not fleet.abort("same", "other")
+            assert fleet.live_rids("") == ["same"] and not fleet.abort("same", "other")
             assert fleet.abort("same")
             await collect(fleet, request("same"))  # free at once
             assert is_aborted(await running)
@@ -255,8 +252,7 @@ class TestDeath:
             os.kill((await pids(fleet))[0], signal.SIGKILL)
             while engine.live_rids(""):
                 await asyncio.sleep(0)  # until the loop's turn in which the engine's streams were closed
-            assert fleet.abort(mine[0])
-            assert fleet.abort_all(error=ShuttingDownError("ending")) >= 1
+            assert fleet.abort(mine[0]) and fleet.abort_all(error=ShuttingDownError("ending")) >= 1
             ends = await asyncio.gather(*waiting, *(task for task, _ in lasting), return_exceptions=True)
             by_rid = dict(zip(["w0", "w1", "w2", "w3"], ends, strict=False))
             assert is_aborted(by_rid[mine[0]])
@@ -285,8 +281,7 @@ class TestDeath:
 
         with caplog.at_level(logging.ERROR):
             asyncio.run(run())
-        assert caplog.text.count("exit status -9") == 2
-        assert caplog.text.count("No other is left") == 1
+        assert caplog.text.count("exit status -9") == 2 and caplog.text.count("No other is left") == 1
 
 
 class TestStall:
@@ -310,8 +305,7 @@ class TestStall:
             os.kill(pid, signal.SIGSTOP)
             try:
                 await until(lambda: fleet.engines[at].is_stalled)
-                assert fleet.is_alive
-                assert not fleet.is_stalled
+                assert fleet.is_alive and not fleet.is_stalled
                 for i in range(4):
                     await collect(fleet, request(f"n{i}", (*PREFIX, 20 + i)))
                 assert fleet.routed[1, "load"] + fleet.routed[1, "prefix"] == 4

@@ -30,8 +30,7 @@ def test_an_owner_alone_leaves_a_row_for_another():
     assert len(places.take()) == 30
     places.add("b", named("b0"))
     assert names(places.take()) == ["b0"], "it need not wait until anything of the other has ended"
-    assert places.take() == []
-    assert [places.leave("a", f"a{number}") for number in range(15)] == [False] * 15
+    assert places.take() == [] and [places.leave("a", f"a{number}") for number in range(15)] == [False] * 15
     assert places.take() == [], "the share of each is 15 now"
     places.leave("a", "a15")
     assert names(places.take()) == ["a30"]
