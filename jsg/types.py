@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from jsg.cache_report import CacheReport
-from jsg.errors import GrammarError, JsgError, RequestError, is_int, quote, require
+from jsg.errors import FieldName, GrammarError, JsgError, RequestError, is_int, quote, require
 from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
 from jsg.prompt_ids import PromptIds
@@ -165,12 +165,10 @@ class SamplingParams:
             kept = parameter.kind.read(name, given)
             if kept is not given:  # lists, one string and a dict are what people write; tuples are what is kept
                 object.__setattr__(self, name, kept)
-        require(
-            self.min_new_tokens <= self.max_new_tokens,
-            "min_new_tokens",
-            f"at most max_new_tokens = {self.max_new_tokens}",
-            self.min_new_tokens,
-        )
+        if self.min_new_tokens > self.max_new_tokens:
+            said = f" = {self.max_new_tokens}, but got {self.min_new_tokens}; leave it out for the default"
+            least, most = FieldName("min_new_tokens"), FieldName("max_new_tokens")
+            raise RequestError((least, " must be at most ", most, said), least.name)
         self._check_grammar()
 
     def _check_grammar(self) -> None:

@@ -199,7 +199,9 @@ class Battery:
         for words in said:
             assert words in error["message"]
         assert len(error["message"]) < 1100
-        assert re.search("must|is required|needs|are one|unknown|is not supported|may ", error["message"])
+        assert re.search(
+            "must|is required|needs|are one|unknown|is not supported|may |cannot|is refused|differ", error["message"]
+        )
         assert re.search("[;:,]|must be given|must be below", error["message"]), f"no remedy: {error['message']}"
         return error
 

@@ -7,7 +7,6 @@ import time
 import httpx
 import pytest
 
-from jsg.server.native.generate import GenerateBody
 from tests.engine.fake_core import FAILING_TOKEN, QUEUE_S
 from tests.server.running import RunningServer, events_of
 
@@ -74,13 +73,6 @@ def test_what_clients_send_but_do_not_use_is_as_good_as_absent(http):
     }
     sampling = {"max_new_tokens": 2, "json_schema": None, "stop": None, "spaces_between_special_tokens": True}
     assert generate(http, text="ab", sampling_params=sampling, **off).json()["text"] == "ab"
-
-
-@pytest.mark.parametrize("name", sorted(GenerateBody.REFUSED))
-def test_what_is_refused_is_named_with_what_to_do_instead(http, name):
-    response = generate(http, text="ab", **{name: [1]})
-    assert response.status_code == 400
-    assert error_of(response) == f"{name} is not supported: {GenerateBody.REFUSED[name]}"
 
 
 def test_without_a_number_new_tokens_shrink_to_the_room_that_is_left(http):
@@ -256,67 +248,6 @@ def test_half_characters_are_held_back(http):
     assert set(texts) <= {"", "é", "é€"}
     assert texts == sorted(texts)
     assert texts[-1] == "é€"
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({}, "exactly one of text, input_ids and prompt"),
-        ({"text": "a", "input_ids": [1]}, "exactly one of text, input_ids and prompt"),
-        ({"text": []}, "text must have at least one prompt"),
-        ({"input_ids": []}, "input_ids must have at least one prompt"),
-        ({"text": ""}, "text must be at least one token"),
-        ({"text": ["a", ""]}, "text must be at least one token"),
-        ({"input_ids": [[1], []]}, "input_ids must be at least one token"),
-        ({"text": 5}, "text is not valid"),
-        ({"text": ["a", 5]}, "text is not valid"),
-        ({"input_ids": [-1]}, "input_ids is not valid"),
-        ({"input_ids": [1.5]}, "input_ids is not valid"),
-        ({"input_ids": [True]}, "input_ids is not valid"),
-        ({"input_ids": [2**31]}, "input_ids is not valid"),
-        ({"input_ids": [4000]}, "below 512"),
-        ({"text": ["a"] * 1025}, "at most 1024, but has 1025"),
-        ({"text": "a", "temprature": 1}, "'temprature'"),
-        ({"text": "a", "sampling_params": {"grammar": "a"}}, "use the field for its kind: regex"),
-        (
-            {"text": "a", "sampling_params": {"stop_regex": "a*"}},
-            "the stop pattern 'a*' is refused: it matches the empty",
-        ),
-        ({"text": "a", "sampling_params": {"stop_regex": ["a"] * 9}}, "stop_regex must be at most 8 patterns"),
-        ({"text": "a", "priority": 2**31}, "priority"),
-        ({"text": "a", "priority": True}, "priority"),
-        ({"text": "a", "return_cache_info": 1}, "return_cache_info"),
-        ({"text": "a", "log_metrics": False}, "log_metrics must be True"),
-        ({"text": "a", "stream_options": {"continuous_usage_stats": False}}, "meta_info always has the numbers"),
-        ({"text": ["a", "b"], "top_logprobs_num": [1]}, "top_logprobs_num must have one item for each"),
-        ({"text": "a", "sampling_params": {"temprature": 1}}, "'temprature'"),
-        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be in [0, 100]"),
-        ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params must have one item for each"),
-        ({"text": ["a", "b"], "rid": ["x"]}, "rid must have one item for each"),
-        ({"text": ["a", "b"], "rid": ["x", "x"]}, "unique"),
-        ({"text": "a", "rid": "spaces are no name"}, "rid is not valid"),
-        ({"text": "a", "stream": "yes"}, "stream is not valid"),
-        ({"text": "a", "top_logprobs_num": 1000}, "top_logprobs_num is not valid"),
-        ({"text": "\ud800"}, "surrogate"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 4000}}, "at most 1024"),
-        ({"text": ["a"] * 100, "sampling_params": {"n": 100}}, "at most 1024 answers, but got 10000"),
-        ({"input_ids": [1] * 10**6, "sampling_params": {"n": 128}}, "at most 1024, but got 1000000 + 1;"),
-        (
-            {
-                "input_ids": [[1] * 500] * 128,
-                "return_logprob": True,
-                "logprob_start_len": 0,
-                "top_logprobs_num": 20,
-                "sampling_params": {"max_new_tokens": 0},
-            },
-            "return_logprob may report at most 524288 log-probabilities",
-        ),
-    ],
-)
-def test_what_is_wrong_is_named(http, body, said):
-    response = http.post("/generate", content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert response.status_code == 400, response.text
-    assert said in error_of(response)
 
 
 def test_a_refused_stream_is_an_ordinary_failure(http):

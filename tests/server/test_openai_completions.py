@@ -12,7 +12,6 @@ from tests.server.openai_calls import (
     ENDED,
     complete,
     error_of,
-    post,
     stream,
     tokens_of,
 )
@@ -65,41 +64,6 @@ class TestCompletions:
             assert [value for choice in choices for value in choice["logprobs"][key]] == values
         reasons = [choice["finish_reason"] for choice in choices]
         assert reasons == [None] * (len(choices) - 1) + ["length"]
-
-    @pytest.mark.parametrize(
-        ("body", "param", "said"),
-        [
-            ({}, "prompt", "required"),
-            ({"prompt": []}, "prompt", "at least one"),
-            ({"prompt": 5}, "prompt", "not valid"),
-            ({"prompt": ["a", 5]}, "prompt", "not valid"),
-            ({"prompt": "a", "suffix": "b"}, "suffix", "has no marks"),
-            ({"prompt": "a", "best_of": 2}, "best_of", "must be 1"),
-            ({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "must be 1"),
-            ({"prompt": "a", "length_penalty": 1.5}, "length_penalty", "no beam search"),
-            ({"prompt": "a", "logprobs": True}, "logprobs", "not valid"),
-            ({"prompt": "a", "logprobs": 129}, "logprobs", "not valid"),
-            ({"prompt": "a", "min_tokens": 17}, "min_tokens", "at most max_tokens = 16"),
-            ({"prompt": "x" * 2000}, "prompt", "shorten the prompt"),
-            ({"prompt": "a", "add_special_tokens": False}, "add_special_tokens", "send token ids"),
-            ({"prompt": ["a"] * 1000, "n": 2}, None, "prompts times n"),
-            ({"prompt": "\ud800"}, "prompt", "surrogate pair"),
-            ({"prompt": "a", "max_tokens": 5000}, "max_tokens", "lower max_tokens"),
-            ({"prompt": [4000]}, "prompt", "prompt must be below 512"),
-        ],
-    )
-    def test_what_is_wrong_is_named(self, http, body, param, said):
-        response = post(http, "/v1/completions", body)
-        error = error_of(response)
-        assert (response.status_code, error["param"]) == (400, param), error
-        assert said in error["message"]
-
-    @pytest.mark.parametrize("name", sorted(CompletionBody.REFUSED))
-    def test_refused_fields_are_refused_by_name(self, http, name):
-        error = error_of(complete(http, "a", **{name: "x"}))
-        assert error["param"] == name
-        assert error["message"].startswith(f"{name} is not supported: {CompletionBody.REFUSED[name]}")
-        assert error_of(complete(http, "a", **{name: 0}))["param"] == name, "zero may ask for something"
 
     def test_accepted_fields_change_nothing(self, http):
         accepted = {

@@ -281,13 +281,6 @@ class TestGrammars:
         assert message_of(scripted, response_format=FORM, enable_thinking=False)["content"] == '{"a": 1}'
         assert scripted.sampling.grammar.kind == "json_schema"
 
-    def test_an_error_of_a_structural_tag_names_its_own_place(self, scripted):
-        tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "a", "content": {}, "end": "b"}}
-        inner = "the structural tag.format.elements[1]: the structural tag.format.content: type is missing"
-        scripted.engine.failure = GrammarError(inner, "structural_tag")
-        error = post(scripted, structural_tag=tag).json()["error"]
-        assert "the structural tag.format.content: type is missing" in error["message"]
-
 
 class TestHistory:
     def test_the_template_keeps_or_drops_thoughts(self, scripted):
@@ -321,6 +314,11 @@ class TestHistory:
         ("json_schema", '{"maximum": NaN}', "NaN"),
         ("structural_tag", "[1]", "the structural tag"),
         ("regex", "(", "parenthesis"),
+        (
+            "structural_tag",
+            '{"type": "structural_tag", "format": {"type": "regex", "pattern": "("}}',
+            r"^the structural tag\.format: regular",
+        ),
         (
             "structural_tag",
             '{"type": "structural_tag", "format": {"type": "regex", "pattern": "(", "field": "tools[1]"}}',
