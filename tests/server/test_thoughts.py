@@ -52,9 +52,12 @@ def thoughtless(tmp_path_factory: pytest.TempPathFactory) -> ScriptedServer:
 
 
 @pytest.fixture(autouse=True)
-def _plain(scripted: ScriptedServer) -> None:
-    scripted.reset()
-    scripted.engine.answer = SAID
+def _plain(request: pytest.FixtureRequest) -> None:
+    """Of tests that use that server; the others run once and not for each kind of marker."""
+    if "scripted" in request.fixturenames:
+        scripted = request.getfixturevalue("scripted")
+        scripted.reset()
+        scripted.engine.answer = SAID
 
 
 def post(scripted: ScriptedServer, **fields: Any):
