@@ -45,28 +45,30 @@ def _plain(scripted: ScriptedServer) -> Iterator[None]:
 
 AMBIGUOUS = "finding what may come next took too many steps; make the grammar less ambiguous"
 TOO_MUCH = FinishReason(FinishType.ERROR, message=AMBIGUOUS, blames_grammar=True)
-FAILING: list[tuple[str, dict[str, Any]]] = [
-    ("/generate", {"text": "a", "sampling_params": {"regex": "a+"}}),
-    ("/generate", {"text": ["a", "b"], "sampling_params": {"regex": "a+"}}),
-    ("/v1/completions", {"prompt": "a", "regex": "a+"}),
-    ("/v1/chat/completions", {"messages": HI, "regex": "a+", "n": 2}),
-    ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_schema", **NAMED}}}),
-    ("/v1/messages", {"messages": HI, "max_tokens": 90, "output_config": {"format": OUTPUT_FORMAT}}),
+FAILING: list[tuple[str, dict[str, Any], str]] = [
+    ("/generate", {"text": "a", "sampling_params": {"regex": "a+"}}, ""),
+    ("/generate", {"text": ["a", "b"], "sampling_params": {"regex": "a+"}}, ""),
+    ("/v1/completions", {"prompt": "a", "regex": "a+"}, "regex"),
+    ("/v1/chat/completions", {"messages": HI, "regex": "a+", "n": 2}, "regex"),
+    ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_schema", **NAMED}}}, "text.format"),
+    ("/v1/messages", {"messages": HI, "max_tokens": 90, "output_format": OUTPUT_FORMAT}, "output_format"),
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), FAILING)
-def test_a_grammar_that_cannot_be_followed_any_further_is_the_clients_to_mend(scripted: ScriptedServer, path, body):
+@pytest.mark.parametrize(("path", "body", "field"), FAILING)
+def test_a_grammar_that_cannot_be_followed_is_the_clients_to_mend(scripted: ScriptedServer, path, body, field):
+    """It is told so in an answer, and in the last event of a stream."""
+    said = f"{field} is not valid: {AMBIGUOUS}" if field else AMBIGUOUS
     finish, scripted.engine.finish = scripted.engine.finish, TOO_MUCH
     try:
         response = scripted.http.post(path, json=body)
-        assert response.status_code == 400 and AMBIGUOUS in response.json()["error"]["message"], response.text
+        assert (response.status_code, response.json()["error"]["message"]) == (400, said), response.text
         stream = scripted.http.post(path, json=body | {"stream": True})
     finally:
         scripted.engine.finish = finish
     last = json.loads([line for line in stream.text.splitlines() if line.startswith("data: {")][-1][6:])
     error = last.get("error") or last.get("response", last).get("error") or last
-    assert AMBIGUOUS in error["message"], stream.text
+    assert error["message"] == said, stream.text
     assert path == "/v1/responses" or error["type"] in ("GrammarError", "invalid_request_error"), error
 
 
