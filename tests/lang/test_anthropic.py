@@ -2,15 +2,12 @@
 
 import asyncio
 import base64
-from typing import Any
 
 import pytest
 
-import jsg as sgl
 from jsg.errors import BackendError, RequestError, UnsupportedError
 from jsg.lang.remote.anthropic import Anthropic
 from jsg.lang.remote.retry import RetryPolicy
-from jsg.lang.streams.loop import shared_loop
 from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from tests.lang.wire_servers import Fault, WireServer, ask, closing, tell, write
 
@@ -294,18 +291,3 @@ class TestSelect:
         with pytest.raises(UnsupportedError, match="token_length_normalized"):
             await session.select(Select("x", ("Ada", "Bo"), "token_length_normalized"))
         assert len(wire.requests) == 3
-
-
-def test_s9_a_backend_closes_what_programs_opened(wire):
-    @sgl.function
-    def program(s):
-        with s.user():
-            s += "Name:"
-        with s.assistant():
-            s += sgl.gen("name", max_tokens=1)
-
-    with Anthropic("toy", base_url=wire.url) as backend:
-        api: Any = backend._caller.api
-        program.run(backend=backend)["name"]
-        client = api._clients._things[shared_loop().loop][1]
-    assert client.is_closed()

@@ -129,7 +129,7 @@ async def run(session: Session, toy: Toy, steps: Sequence[Step]) -> list[str]:
     return [*values, text]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     steps=STEPS,
     num_ahead=st.integers(1, 40),
@@ -149,7 +149,7 @@ def test_f17_speculation_never_changes_a_greedy_result(steps, num_ahead, tells, 
     assert ahead == plain
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     steps=st.lists(st.one_of(FORESEEN, GENS, GENS), min_size=2, max_size=8)
     | STEPS.filter(lambda steps: len(steps) > 2),

@@ -67,25 +67,17 @@ class TestKeyRing:
         caller = ring.caller(None if key is None else key.encode())
         return None if caller is None else caller.is_admin
 
-    def test_without_keys_everybody_is_the_admin(self):
-        assert self.admits(self.ring(), None) is True
-        assert self.admits(self.ring(), "anything") is True
-
-    def test_the_only_user_is_the_admin(self):
-        ring = self.ring("a")
-        assert [self.admits(ring, key) for key in ("a", "b", "", None)] == [True, None, None, None]
-
-    def test_of_several_users_none_is(self):
-        ring = self.ring("a", "b")
-        assert [self.admits(ring, key) for key in ("a", "b", "ab", None)] == [False, False, None, None]
-
-    def test_an_admin_key_is_the_only_one_that_may_all(self):
-        ring = self.ring("a", admin="z")
-        assert [self.admits(ring, key) for key in ("a", "z", "b", None)] == [False, True, None, None]
-
-    def test_with_an_admin_key_alone_everybody_may_come_in(self):
-        ring = self.ring(admin="z")
-        assert [self.admits(ring, key) for key in ("z", "b", None)] == [True, False, False]
+    def test_who_may_come_in_and_who_is_the_admin(self):
+        """Of several users none is; with an admin's key alone everybody may come in."""
+        for keys, admin, expected in (
+            ((), None, {None: True, "anything": True}),
+            (("a",), None, {"a": True, "b": None, "": None, None: None}),
+            (("a", "b"), None, {"a": False, "b": False, "ab": None, None: None}),
+            (("a",), "z", {"a": False, "z": True, "b": None, None: None}),
+            ((), "z", {"z": True, "b": False, None: False}),
+        ):
+            ring = self.ring(*keys, admin=admin)
+            assert {key: self.admits(ring, key) for key in expected} == expected, (keys, admin)
 
     def test_tenants_are_apart_and_say_nothing_of_their_keys(self):
         ring = self.ring("sekrit-a", "sekrit-b", admin="sekrit-z")

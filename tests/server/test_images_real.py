@@ -120,14 +120,3 @@ def test_a_program_sent_whole_brings_its_picture(server, engine):
     posted = server.http.post("/v1/programs", json=body)
     assert posted.status_code == 200, posted.text
     assert posted.json()["variables"]["answer"] == look.run(png(), backend=engine)["answer"]
-
-
-def test_a_bad_picture_ends_its_own_request_only(server):
-    tiles = encoded_tiles(server)
-    for data in (png()[:-100], b"no picture"):
-        response = server.http.post("/generate", json={"text": "a", "image_data": base64_of(data)})
-        assert response.status_code == 400, response.text
-    assert encoded_tiles(server) == tiles
-    sampling = {"max_new_tokens": 2, **GREEDY}
-    good = {"text": "a", "image_data": base64_of(png()), "sampling_params": sampling}
-    assert server.http.post("/generate", json=good).status_code == 200

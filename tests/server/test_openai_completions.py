@@ -109,13 +109,6 @@ class TestCompletions:
         streamed = stream(http, "/v1/completions", prompt=[*euro[1:], euro[0]], max_tokens=2, echo=True)
         assert "".join(event["choices"][0]["text"] for event in streamed) == "\ufffd\ufffd€"
 
-    def test_offsets_are_places_in_the_text(self, http):
-        text = "añ€😀b"
-        choice = complete(http, text, max_tokens=len(text.encode()), echo=True, logprobs=1).json()["choices"][0]
-        assert choice["text"] == text * 2
-        expected = [place for place, char in enumerate(text * 2) for _ in char.encode()]
-        assert choice["logprobs"]["text_offset"] == expected
-
     def test_an_echo_without_logprobs_scores_nothing(self, http):
         choice = complete(http, "abc", max_tokens=1, echo=True).json()["choices"][0]
         assert (choice["text"], choice["logprobs"]) == ("abca", None)
