@@ -27,11 +27,6 @@ BODY_BYTES = 4 * 2**20
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
-
-
-@pytest.fixture(scope="module")
 def server(model_dir: Path) -> ScriptedServer:
     return ScriptedServer(model_dir, model_dir=model_dir)
 
