@@ -223,7 +223,7 @@ class Reading(NamedTuple):
         is_one_step = self.form.is_exact and zero is None and wide == self.dtype
         factor, less = (np.asarray(each, self.dtype) for each in line_of(self.form, self.dtype))
         if is_one_step:
-            given = {"factor": factor * scale, "less": less * scale}
+            given: dict[str, Any] = {"factor": factor * scale, "less": less * scale}
         else:
             given = {} if zero is None else {"less": less - zero.astype(self.dtype)}
             given |= {"scale": scale} | ({} if offset is None else {"offset": offset})

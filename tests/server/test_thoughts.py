@@ -10,6 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from jsg.constrained.compiler import compile_tables
 from jsg.errors import GrammarError
 from jsg.server.http.field_rules import HEADER
+from jsg.speech.answers.thoughts import Markers
 from jsg.speech.rules.thought_grammar import after_thoughts
 from jsg.types import GrammarSpec
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
@@ -331,7 +332,7 @@ class TestHistory:
 )
 def test_a_grammar_behind_thoughts_is_read_as_it_is_alone(kind, text, said):
     spec = GrammarSpec(kind, text)
-    behind = after_thoughts(spec, "<think>", "</think>", "\n", is_inside=False, special_tokens=())
+    behind = after_thoughts(spec, Markers("<think>", "</think>", gap="\n"), is_inside=False, special_tokens=())
     with pytest.raises(GrammarError, match=said) as alone:
         compile_tables(spec)
     with pytest.raises(GrammarError) as found:

@@ -100,12 +100,11 @@ async def _encode(
 
     return await front.media.chat(
         front.chat,
+        plan,
         turns,
         num_bytes,
         namespace=namespace,
-        continue_final_message=plan.is_continued,
         template_kwargs=template_wishes(plan, body.asked_of_thoughts, rules),
-        tools=plan.shown_tools,
         names_points=names_points,
     )
 

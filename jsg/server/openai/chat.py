@@ -386,13 +386,12 @@ async def _prompt(
     kwargs = body.template_kwargs(plan, rules)
     encoded = await front.media.chat(
         front.chat,
+        plan,
         lambda: [message.to_template(template, rules) for message in body.messages],
         num_bytes,
         namespace=call.caller.namespace(body.cache_salt, body.extra_key),
         add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=plan.is_continued,
         template_kwargs=kwargs,
-        tools=plan.shown_tools,
     )
     limit = body.max_new_tokens
     if limit is None:

@@ -252,12 +252,12 @@ async def _encode(
     messages, answers = await front.threads.run(lambda: messages_of(turns, template, rules), num_chars)
     return await front.media.chat(
         front.chat,
+        plan,
         lambda: messages,
         num_chars,
         namespace=namespace,
         answers=answers,
         template_kwargs=template_wishes(plan, body.asked_of_thoughts, rules),
-        tools=plan.shown_tools,
     )
 
 

@@ -31,6 +31,7 @@ from jsg.speech.answers.answer import Answer, Prompt
 from jsg.speech.prompts.client_text import Stretch, cut, encode_stretches
 from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt, encode_parts
 from jsg.speech.prompts.turns import ChatTurns, Opening
+from jsg.speech.rules.thinking import ThoughtWish
 
 Messages = Sequence[dict[str, Any]]
 
@@ -217,7 +218,7 @@ async def _shared(front: Front, given: Input, namespace: str) -> _Shared:
         )
         behind, blank = RAW_CUE, " "
     else:
-        kwargs = {"enable_thinking": False} if "enable_thinking" in chat.template.variables else {}
+        kwargs = ThoughtWish(is_on=False).template_kwargs(chat.template, {})
         prompt, behind = await front.media.encode(
             chat.until_end, lambda: messages, given.size, chat.max_tokens, namespace=namespace, template_kwargs=kwargs
         )
