@@ -22,7 +22,7 @@ def answering(
     responses: list[httpx.Response] = []
 
     def ask() -> None:
-        with httpx.Client(base_url=server.http.base_url, timeout=20) as http:
+        with httpx.Client(base_url=server.http.base_url, timeout=120) as http:
             body.setdefault("sampling_params", LONG)
             responses.append(http.post("/generate", json={"text": "ab", **body}, headers=headers))
 
