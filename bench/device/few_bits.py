@@ -88,7 +88,9 @@ def _product(x: jax.Array, kernel: jax.Array | Quantised) -> jax.Array:
 
 def _compiled(product: Callable[..., Any], is_xla: bool, *given: Any) -> Callable[[], jax.Array]:
     chosen = options("int8" if is_xla else "none")
-    return functools.partial(jax.jit(lambda *args: product(*args)).lower(*given).compile(compiler_options=chosen), *given)
+    return functools.partial(
+        jax.jit(lambda *args: product(*args)).lower(*given).compile(compiler_options=chosen), *given
+    )
 
 
 def _rows(count: int, depth: int, dtype: str) -> jax.Array:
