@@ -240,7 +240,7 @@ class Generator:
         """The loaded model."""
         return self._client.info
 
-    @property
+    @functools.cached_property
     def markers(self) -> frozenset[str]:
         """The written forms of the special tokens that a grammar for this model may name."""
         return frozenset(nameable_tokens(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids).values())

@@ -15,14 +15,9 @@ from jsg.speech.prompts.turns import ChatTurns
 from tests.golden.vision_variants import IMAGE_TOKEN
 from tests.lang.fake_model import FakeModel
 from tests.server.byte_tokenizer import CHAT_TEMPLATE
-from tests.server.vision_model import PATCHES, VISION_TEMPLATE, png, write_vision_model
+from tests.server.vision_model import PATCHES, VISION_TEMPLATE, png
 
 QUESTION = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
 
 
 @pytest.fixture(scope="module")

@@ -273,7 +273,7 @@ def test_64_streams_at_once(server: RunningServer):
 
     async def main() -> list[str]:
         limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(base_url=server.http.base_url, timeout=30, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=server.http.base_url, timeout=120, limits=limits) as http:
             return await asyncio.gather(*(one(http, i) for i in range(64)))
 
     for i, text in enumerate(asyncio.run(main())):

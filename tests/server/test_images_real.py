@@ -11,18 +11,13 @@ import pytest
 
 import jsg as sgl
 from tests.server.running import RunningServer
-from tests.server.vision_model import PATCHES, base64_of, data_url, png, write_vision_model
+from tests.server.vision_model import PATCHES, base64_of, data_url, png
 from tests.server.vision_server import vision_server
 
 pytestmark = pytest.mark.slow
 
 OPTIONS = {"deterministic": True, "max_running_requests": 4, "max_total_tokens": 4096}  # those of `vision_server`
 GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
 
 
 @pytest.fixture(scope="module")

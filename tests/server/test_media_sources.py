@@ -6,7 +6,6 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,14 +24,9 @@ from jsg.server.media_sources import MediaSource, MediaSources, joined_content, 
 from jsg.server.shared.messages import Message
 from jsg.server.text_threads import MAX_MEDIA, TextThreads
 from tests.server.scripted import ScriptedServer
-from tests.server.vision_model import base64_of, data_url, png, write_vision_model
+from tests.server.vision_model import base64_of, data_url, png
 
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
 
 
 @pytest.fixture

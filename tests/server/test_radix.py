@@ -42,7 +42,7 @@ def lengths(shown: dict[str, Any]) -> list[int]:
 def watching(server: RunningServer, query: str = "", headers: dict[str, str] | None = None) -> Iterator[Iterator[dict]]:
     """The events, one after another."""
     with (
-        httpx.Client(base_url=server.http.base_url, timeout=20) as http,
+        httpx.Client(base_url=server.http.base_url, timeout=120) as http,
         http.stream("GET", f"/debug/radix/events{query}", headers=headers) as response,
     ):
         assert response.status_code == 200, response.read()
