@@ -119,7 +119,7 @@ async def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
     assert [delta.text async for _, delta in generation.run()] == list(TEXT)
 
 
-def test_readers_of_long_lists_share_the_turns_of_the_loop():
+async def test_readers_of_long_lists_share_the_turns_of_the_loop():
     turn, made, share = 0, list[int](), LoopShare()
 
     def show(start: int, stop: int) -> dict[str, list[int]]:
@@ -141,15 +141,11 @@ def test_readers_of_long_lists_share_the_turns_of_the_loop():
         await response({"type": "http", "headers": []}, receive, send)
         return b"".join(sent)
 
-    async def read_all() -> list[bytes]:
-        nonlocal turn
-        working = asyncio.gather(*(read() for _ in range(30)))
-        while not working.done():
-            turn += 1
-            await asyncio.sleep(0)
-        return working.result()
-
-    for body in asyncio.run(read_all()):
+    working = asyncio.gather(*(read() for _ in range(30)))
+    while not working.done():
+        turn += 1
+        await asyncio.sleep(0)
+    for body in working.result():
         first, second = json.loads(body)
         assert first == {"ids": [0, 1, 2], "names": ["0", "1", "2"]}
         assert second == {"ids": [0, 1, 2, 3, 4], "names": ["0", "1", "2", "3", "4"], "end": None}
@@ -295,10 +291,8 @@ async def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
     response = await respond_with_events(HttpRequest(scope, receive), events(), named=named)
     await response(scope, receive, send)
-    assert b"secret" not in b"".join(sent)
-    assert b"internal error" in sent[1]
-    assert (b"event: error" in sent[1]) == named
-    assert sent[2] == (b"" if named else b"data: [DONE]\n\n")
+    assert b"secret" not in b"".join(sent) and b"internal error" in sent[1]
+    assert (b"event: error" in sent[1]) == named and sent[2] == (b"" if named else b"data: [DONE]\n\n")
     [record] = caplog.records
     assert record.exc_info is not None
 
