@@ -247,8 +247,8 @@ def gated_delta(
         apart: Decays for each number of a key, and gates of the output; None if both are where the others are.
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
         tiles: How pieces are cut for an implementation that computes the tokens of a tile together, "triton". Results
-            then depend on how a request is cut, in their last bits. None to compute token after token, as is done with
-            `apart`, `ScanWeights`, and in float32 anyway.
+            then depend on how a request is cut, in their last bits. None to compute token after token, as is done in
+            float32 anyway.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -263,9 +263,8 @@ def gated_delta(
             from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
             with falling_back("gated_delta", "triton", implementation):
-                in_tiles = apart is None and delta_tiles.takes(joint, cache)
-                if tiles is not None and in_tiles and isinstance(weights, DeltaWeights):
-                    return delta_tiles.gated_delta(*given, weights, *kept, tiles, interpret=_interprets())
+                if tiles is not None and delta_tiles.takes(joint, cache, weights, apart):
+                    return delta_tiles.gated_delta(*given, weights, *kept, tiles, apart, interpret=_interprets())
                 return delta_recurrent.gated_delta(
                     *given, weights, *kept, apart, has_one_token=has_one_token, interpret=_interprets()
                 )

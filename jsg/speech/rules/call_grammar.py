@@ -12,8 +12,6 @@ from jsg.types import GrammarSpec
 
 Format = dict[str, Any]
 
-_PARAM = "tools"
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tool:
@@ -284,6 +282,6 @@ def _object_schema(tool: Tool) -> Mapping[str, Any]:
     raise GrammarError(
         f"the parameters of a tool must be a JSON Schema of an object, but those of {tool.name[:60]!r} are not; "
         'give them "type": "object"',
-        _PARAM,
+        "tools",
         tool.field,
     )
