@@ -24,7 +24,7 @@ from jsg.server.http.json_pieces import AT_ONCE, PIECE_BYTES, JsonLists, json_pi
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.loop_share import UNITS, LoopShare
 from jsg.server.telemetry.exchange import EndpointTable, Exchange, WatchExchanges
-from jsg.speech.answers.answer import AnswerDelta, Prompt
+from jsg.speech.answers.answer import Prompt
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 50
@@ -94,18 +94,15 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
         gc.enable()
 
 
-def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
-    async def main() -> list[tuple[int, AnswerDelta]]:
-        generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
-        read = []
-        async for index, delta in generation.run():
-            read.append((index, delta))
-            seen = "".join(each.text for i, each in read if i == index)
-            assert generation.answers[index].text == seen, "a delta brings its answer up to date"
-            await turns(5 * NUM_TOKENS)
-        return read
-
-    read = asyncio.run(main())
+async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
+    generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
+    read = []
+    async for index, delta in generation.run():
+        read.append((index, delta))
+        seen = "".join(each.text for i, each in read if i == index)
+        assert generation.answers[index].text == seen, "a delta brings its answer up to date"
+        await turns(5 * NUM_TOKENS)
+    read = read
     assert len(read) <= 6
     for index in range(3):
         deltas = [delta for i, delta in read if i == index]
