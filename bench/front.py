@@ -1,24 +1,28 @@
 """Measures the HTTP front: beside the engine alone, under 64 streams, with an engine that costs nothing, and scraped.
 
-    python -m bench.front [--only ttft,streams,null,scrape] [--seconds 60] [--output FILE]
+    python -m bench.front [--only ttft,streams,null,scrape,tools] [--seconds 60] [--output FILE]
 
 ttft     time to first token over HTTP and in process, in turns on one idle machine, with the embedded model
 streams  many concurrent streams of the embedded model: whether every token arrives, how late the event loop is, and the
          memory of both processes
 null     how many tokens per second the front streams on one core, with an engine that computes nothing
 scrape   processor time of the front for each scrape of `/metrics`, with the embedded model and the names of vLLM
+tools    processor time of the front for a chat with 20 tools, with an engine that computes nothing
 """
 
 import argparse
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +41,7 @@ from bench.serving.workloads import WORKLOADS, Shape, Writer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 
-PARTS = ("ttft", "streams", "null", "scrape")
+PARTS = ("ttft", "streams", "null", "scrape", "tools")
 TINY_VOCAB = 1400
 WARM_UP = 20
 PROBE_PERIOD_S = 0.05
@@ -47,6 +51,8 @@ NULL_STREAMS = (64, 128, 256)
 NULL_RATES = (4000, 8000, 12_000, 16_000, 24_000, 32_000)
 ONE_EVENT = 0.98  # events for each token: fewer means that the front puts several into one
 FRONT_CORE, OTHER_CORE = 0, 1
+NUM_TOOLS, TOOL_REQUESTS = 20, 100
+JSON_HEADERS = {"Content-Type": "application/json"}
 SCRAPE_PERIOD_S = 0.05  # of an endpoint picker
 FIRST_REQUESTS_S = 3.0  # for what a new server still does after it is ready
 SCRAPERS = (
@@ -106,7 +112,7 @@ def _engine_ttft_s(engine: jsg.Engine, **asked: Any) -> float:
 def _http_ttft_s(connection: http.client.HTTPConnection, path: str, body: dict) -> float:
     encoded = json.dumps(body | {"stream": True}).encode()
     started = time.perf_counter()
-    connection.request("POST", path, encoded, {"Content-Type": "application/json"})
+    connection.request("POST", path, encoded, JSON_HEADERS)
     response = connection.getresponse()
     assert response.status == 200, response.read()
     line = response.readline()
@@ -325,6 +331,70 @@ def _ask_evenly(
         return server.usage()["front"].cpu_s - before, num_asked, num_bytes
 
 
+# What a chat with tools costs.
+
+
+def measure_tools(report: Report, rounds: int) -> None:
+    """Measures the front's processor time for a chat, in turns: without tools, with the same ones, with new ones."""
+    numbers, tools = itertools.count(), [_tool(number) for number in range(NUM_TOOLS)]
+    kinds: dict[str, Callable[[int], dict]] = {
+        "without tools": lambda _: {},
+        f"with {NUM_TOOLS} tools, as before": lambda _: {"tools": tools},
+        f"with {NUM_TOOLS} tools, new ones": lambda number: {"tools": [_tool(0, f" {number}"), *tools[1:]]},
+    }
+    samples: dict[str, list[float]] = {name: [] for name in kinds}
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        _write_tokenizer(Path(directory))
+        arguments = ["--steps-per-second", "1000", "--tokenizer", directory]
+        server = stack.enter_context(served(arguments, module="bench.null_engine"))
+        connection = stack.enter_context(_connected(server.url))
+        for turn in range(rounds + 1):
+            for name, fields in kinds.items():
+                before = server.usage()["front"].cpu_s
+                for number in itertools.islice(numbers, TOOL_REQUESTS):
+                    said = {"role": "user", "content": f"Question {number}: is it warm in the city, and who is there?"}
+                    body = {"model": "null", "max_tokens": 1, "messages": [said], **fields(number)}
+                    connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON_HEADERS)
+                    response = connection.getresponse()
+                    assert response.read() and response.status == 200
+                if turn:  # the first one warms up
+                    samples[name].append(1e3 * (server.usage()["front"].cpu_s - before) / TOOL_REQUESTS)
+    for name, values in samples.items():
+        report.add(f"a chat {name}", "ms of CPU", values)
+
+
+def _tool(number: int, note: str = "") -> dict:
+    """A tool as agents send it: 700 bytes."""
+    described = {"type": "string", "description": "The name of the thing to look for, as the user has written it."}
+    parameters: dict[str, dict] = {
+        "name": described,
+        "from_date": {"type": "string", "description": "The first day of the time, in the form 2026-11-30."},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100, "description": "The most results to give."},
+        "order": {"type": "string", "enum": ["newest", "oldest", "largest", "smallest"]},
+        "labels": {"type": "array", "items": {"type": "string"}, "description": "Labels that all results must have."},
+    }
+    function = {
+        "name": f"find_things_{number}",
+        "description": f"Finds things of kind {number} that the user owns or may see, with their dates.{note}",
+        "parameters": {"type": "object", "properties": parameters, "required": ["name"]},
+    }
+    return {"type": "function", "function": function}
+
+
+def _write_tokenizer(directory: Path) -> None:
+    """The embedded tokenizer, with a chat template that shows tools in the way of Hermes."""
+    for path in resolve_model("tiny").glob("*.json"):
+        shutil.copy(path, directory)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% if tools %}<|system|>Tools:\n<tools>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>\n"
+        'Write <tool_call>\n{"name": name, "arguments": object}\n</tool_call><|end|>{% endif %}'
+        "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}<|assistant|>"
+    )
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.front", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -350,6 +420,7 @@ def main(arguments: list[str]) -> None:
         help="APIs that the part null asks",
     )
     parser.add_argument("--scrape-seconds", type=float, default=20.0, help="how long the part scrape asks in each way")
+    parser.add_argument("--tool-rounds", type=int, default=7, help="rounds of the part tools, after one to warm up")
     parser.add_argument("--output", type=Path, help="JSON file for all samples")
     options = parser.parse_args(arguments)
     parts = options.only.split(",")
@@ -362,6 +433,8 @@ def main(arguments: list[str]) -> None:
                 measure_null(report, api, num_streams, tuple(options.null_rates), options.null_seconds)
     if "scrape" in parts:
         measure_scrapes(report, options.scrape_seconds)
+    if "tools" in parts:
+        measure_tools(report, options.tool_rounds)
     if "streams" in parts:
         for api in STREAM_APIS:
             measure_streams(report, api, options.streams, options.seconds)

@@ -33,10 +33,12 @@ A message gives the rule, what was received, and what to do. It never carries a 
 trace.
 """
 
+import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Self
 
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]-]{0,99}")
 """What messages and logs show as the name of a field without quotes. A client may have made up any other name."""
@@ -77,16 +79,39 @@ class MemoryPlanError(JsgError):
         self.left_tokens = left_tokens
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldName:
+    """A field of a request in a message, where interfaces have different names for it."""
+
+    name: str
+
+
+type Message = str | tuple[str | FieldName, ...]
+
+
 class RequestError(JsgError):
     """A request that breaks a rule.
 
     Attributes:
+        message: The rule, what was received, and what to do.
         param: The name of the offending field as the client wrote it, or None.
+        names: Our name of a field → the name that the client knows, for the fields in the message.
     """
 
-    def __init__(self, message: str, param: str | None = None):
+    def __init__(self, message: Message, param: str | None = None):
         super().__init__(message)
+        self.message = message
         self.param = param
+        self.names: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, param: str, said: str) -> Self:
+        """The error whose message begins with the name of the offending field."""
+        return cls((FieldName(param), f" {said}"), param)
+
+    def __str__(self) -> str:
+        parts = (self.message,) if isinstance(self.message, str) else self.message
+        return "".join(part if isinstance(part, str) else self.names.get(part.name, part.name) for part in parts)
 
 
 class ContextLengthError(RequestError):
@@ -97,8 +122,11 @@ def check_length(num_prompt_tokens: int, max_new_tokens: int, limit: int) -> Non
     """Raises ContextLengthError when a request is longer than `limit` tokens, the most that can ever run."""
     if num_prompt_tokens + max_new_tokens > limit:
         raise ContextLengthError(
-            f"prompt and new tokens together must be at most {limit}, but got {num_prompt_tokens} + {max_new_tokens}; "
-            "shorten the prompt or lower max_new_tokens",
+            (
+                f"prompt and new tokens together must be at most {limit}, but got {num_prompt_tokens} + "
+                f"{max_new_tokens}; shorten the prompt or lower ",
+                FieldName("max_new_tokens"),
+            ),
             param="max_new_tokens",
         )
 
@@ -114,7 +142,20 @@ def check_prompt_len(num_tokens: int, limit: int | None, param: str) -> None:
 
 
 class GrammarError(RequestError):
-    """A grammar that is wrong or uses something that is not supported."""
+    """A grammar that is wrong or uses something that is not supported.
+
+    Attributes:
+        field: The field that brought the grammar, as the client wrote it. None where `param` is the kind of the
+            grammar, or another field.
+    """
+
+    def __init__(self, message: Message, param: str | None = None, field: str | None = None):
+        super().__init__(message, field or param)
+        self.field = field
+
+    def __str__(self) -> str:
+        field = "" if self.field is None else f"{self.names.get(self.field, self.field)} is not valid: "
+        return field + super().__str__()
 
 
 class UnsupportedError(RequestError):
@@ -135,9 +176,6 @@ class ProgramError(RequestError):
 
 class UnknownVariableError(ProgramError, KeyError):
     """A program, or its caller, reads a variable that the program never set."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])  # a KeyError would show it in quotes
 
 
 class NotFoundError(JsgError):
@@ -229,7 +267,7 @@ class EngineDeadError(JsgError):
 def require(ok: bool, param: str, rule: str, value: object, remedy: str = "leave it out for the default") -> None:
     """Raises RequestError unless `ok`: "`param` must be `rule`, but got `value`; `remedy`"."""
     if not ok:
-        raise RequestError(f"{param} must be {rule}, but got {quote(value)}; {remedy}", param=param)
+        raise RequestError.of(param, f"must be {rule}, but got {quote(value)}; {remedy}")
 
 
 def is_int(value: object) -> bool:

@@ -1,9 +1,10 @@
 """The table of sampling parameters: the values that each takes, its default, and its name in every interface of jsg.
 
 All code for sampling parameters reads this table: the checks of `SamplingParams` and of `gen`, the JSON of graphs, the
-bodies of the HTTP interfaces, the requests to the APIs of others, and the arguments that a run passes to its gens. So a
-new parameter is one entry of `PARAMETERS`. Besides, only the typed signatures that an editor shows name parameters:
-`SamplingParams`, `gen` with its kin, and `RunArgs`. `tests/test_parameters.py` compares them with the table.
+bodies of the HTTP interfaces, the list of models, the page, the requests to the APIs of others, the arguments that a
+run passes to its gens, and the array that a step samples by. So a new parameter is one entry of `PARAMETERS`. Besides,
+only the code that does what it asks for names it, and the typed signatures that an editor shows: `SamplingParams`,
+`gen` with its kin, and `RunArgs`. `tests/test_parameters.py` compares them with the table.
 """
 
 import dataclasses
@@ -180,6 +181,7 @@ class Parameter:
         has_neutral: Whether the default asks for nothing, so that a backend without the parameter need not refuse it.
         takes_zero: Whether 0 stands for the default in the interfaces of OpenAI and Anthropic.
         is_stateless: Whether its effect on a token is independent of the tokens before, so that gens may share a call.
+        is_in_steps: Whether the engine's steps read it for each row of logits. A `Number` is there by its name.
     """
 
     name: str
@@ -194,6 +196,7 @@ class Parameter:
     has_neutral: bool = True
     takes_zero: bool = False
     is_stateless: bool = False
+    is_in_steps: bool = False
 
     def name_in(self, interface: Interface) -> str | None:
         """Its name in an interface; None if the interface does not take it."""
@@ -265,6 +268,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         "With 0, and below 1e-5, the most likely token is chosen. The value is in [0, 100]. The default is 1.",
         has_neutral=False,
         is_stateless=True,
+        is_in_steps=True,
     ),
     Parameter(
         "top_p",
@@ -274,6 +278,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         "The smallest set of most likely tokens with at least this probability is kept, in [1e-6, 1].",
         remote=(*_ALL, "anthropic"),
         is_stateless=True,
+        is_in_steps=True,
     ),
     Parameter(
         "top_k",
@@ -284,6 +289,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         remote=(*_SERVERS, "anthropic"),
         takes_zero=True,
         is_stateless=True,
+        is_in_steps=True,
     ),
     Parameter(
         "min_p",
@@ -293,6 +299,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         "Tokens that are at least this fraction as likely as the most likely one are kept, in [0, 1].",
         remote=_SERVERS,
         is_stateless=True,
+        is_in_steps=True,
     ),
     Parameter(
         "frequency_penalty",
@@ -301,6 +308,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         _OPENAI,
         "It is subtracted from the logit of a token for each time that the output has the token, in [-2, 2].",
         remote=_ALL,
+        is_in_steps=True,
     ),
     Parameter(
         "presence_penalty",
@@ -309,6 +317,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         _OPENAI,
         "It is subtracted once from the logit of each token that the output has, in [-2, 2].",
         remote=_ALL,
+        is_in_steps=True,
     ),
     Parameter(
         "repetition_penalty",
@@ -317,6 +326,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         _OPENAI,
         "It divides positive and multiplies negative logits of tokens in prompt or output, in [0.01, 2].",
         remote=_SERVERS,
+        is_in_steps=True,
     ),
     Parameter("ignore_eos", Flag(), False, _COMPLETIONS, "Do not end an answer at EOS.", remote=_SERVERS),
     Parameter(

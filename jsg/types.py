@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from jsg.cache_report import CacheReport
-from jsg.errors import GrammarError, JsgError, RequestError, is_int, quote, require
+from jsg.errors import FieldName, GrammarError, JsgError, RequestError, is_int, quote, require
 from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
 from jsg.prompt_ids import PromptIds
@@ -165,12 +165,10 @@ class SamplingParams:
             kept = parameter.kind.read(name, given)
             if kept is not given:  # lists, one string and a dict are what people write; tuples are what is kept
                 object.__setattr__(self, name, kept)
-        require(
-            self.min_new_tokens <= self.max_new_tokens,
-            "min_new_tokens",
-            f"at most max_new_tokens = {self.max_new_tokens}",
-            self.min_new_tokens,
-        )
+        if self.min_new_tokens > self.max_new_tokens:
+            said = f" = {self.max_new_tokens}, but got {self.min_new_tokens}; leave it out for the default"
+            least, most = FieldName("min_new_tokens"), FieldName("max_new_tokens")
+            raise RequestError((least, " must be at most ", most, said), least.name)
         self._check_grammar()
 
     def _check_grammar(self) -> None:
@@ -222,18 +220,23 @@ def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
         for name in options:
             raise RequestError(f"{name} needs a json_schema, but got none; leave it out", param=name)
         return rest
-    kind, value = given[0], fields[given[0]]
-    if kind == "json_schema" and value == SGLANG_ANY_JSON:
-        value = json.dumps(ANY_OBJECT)
-    is_json = kind in ("json_schema", "choices", "structural_tag") and not isinstance(value, str)
-    try:
-        text = json.dumps(value, ensure_ascii=False) if is_json else value
-    except (TypeError, ValueError, RecursionError):
-        raise GrammarError(f"{kind} must be JSON, but got {quote(value)}; correct it", param=kind) from None
-    grammar = GrammarSpec(kind, text, **options)
+    kind = given[0]
+    grammar = GrammarSpec(kind, grammar_text(kind, fields[kind]), **options)
     for name in options:
         _check_takes_options(kind, name)
     return rest | {"grammar": grammar}
+
+
+def grammar_text(kind: GrammarKind, value: Any) -> str:
+    """The text of a grammar that a client wrote as a text or, if it is JSON, as its value. Raises GrammarError."""
+    if kind == "json_schema" and value == SGLANG_ANY_JSON:
+        value = ANY_OBJECT
+    if kind in ("regex", "ebnf") or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        raise GrammarError(f"{kind} must be JSON, but got {quote(value)}; correct it", param=kind) from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

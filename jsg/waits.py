@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import final
 
 
-class WaitReason(enum.Enum):
+class WaitReason(enum.StrEnum):
     """For what a request waits. `WHY` has a sentence for each. The order is that in which a request comes to them."""
 
     TEXT = "text"

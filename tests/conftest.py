@@ -173,6 +173,12 @@ def _leaves_nothing_open() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The library whose event loop runs the tests that are coroutines."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def shared_data(request: pytest.FixtureRequest) -> Callable[[str], pathlib.Path]:
     """Finds a data set by its name: skips without `--shared-data`, fails when the folder lacks it."""
     folder = request.config.getoption("--shared-data")

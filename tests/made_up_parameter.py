@@ -89,6 +89,26 @@ def in_bodies() -> dict[str, Any]:
     }
 
 
+def in_steps() -> dict[str, Any]:
+    """What an engine's step samples by, what the server says of its model, and what the page offers."""
+    import numpy as np
+
+    from jsg.engine.device.packing import sampling_row
+    from jsg.engine.device.step import SAMPLING_COLUMNS, unpack_sampling
+    from jsg.server.openai.models import DEFAULTS
+    from jsg.server.page.routes import page_files
+    from jsg.types import SamplingParams
+
+    packed = np.zeros((1, SAMPLING_COLUMNS), np.int32)
+    packed[0, 2:] = sampling_row(SamplingParams(**{NAME: 7}), 0, 100)
+    numbers = page_files()["/page/parameters.js"].content.decode().splitlines()[0]
+    return {
+        "step": float(unpack_sampling(packed).numbers[NAME][0]),
+        "models": DEFAULTS[NAME],
+        "page": json.loads(numbers.partition(" = ")[2].rstrip(";"))[-1],
+    }
+
+
 def main() -> None:
     made_up = parameters.Parameter(
         NAME,
@@ -97,10 +117,11 @@ def main() -> None:
         get_args(parameters.Interface),
         remote=get_args(parameters.Remote),
         is_stateless=True,
+        is_in_steps=True,
         help=HELP,
     )
     parameters.PARAMETERS += (made_up,)  # before any other module of jsg is loaded
-    print(json.dumps({"language": in_language(), "others": to_others(), "bodies": in_bodies()}))
+    print(json.dumps({"language": in_language(), "others": to_others(), "bodies": in_bodies(), "steps": in_steps()}))
 
 
 if __name__ == "__main__":

@@ -97,8 +97,7 @@ class TestOptions:
     )
     def test_an_error_is_one_line_without_a_trace(self, arguments, said):
         done = run(*arguments)
-        assert done.returncode == 2
-        assert done.stdout == ""
+        assert done.returncode == 2 and done.stdout == ""
         assert said in done.stderr
         assert done.stderr.count("\n") == 1
         if arguments[0] in ("serve", "compile"):
@@ -293,10 +292,8 @@ class TestCheck:
     def test_equal_answers_pass(self, engine, capsys):
         assert cli.main(["check"]) == 0
         said = capsys.readouterr().out
-        assert "cold = warm: yes" in said
-        assert "5 of 6 prompt tokens" in said
-        assert "decode steps beside their floor" in said
-        assert "jaxlib" in said
+        assert "cold = warm: yes" in said and "5 of 6 prompt tokens" in said
+        assert "decode steps beside their floor" in said and "jaxlib" in said
 
     def test_other_logprobs_fail(self, engine, capsys):
         engine._changes = 0.01
@@ -391,8 +388,7 @@ class TestEndToEnd:
     def test_logprobs_of_a_prompt(self, server):
         body = {"prompt": "one two three", "max_tokens": 0, "echo": True, "logprobs": 2}
         shown = server.post("/v1/completions", json=body).json()["choices"][0]
-        assert shown["text"] == "one two three"
-        assert shown["logprobs"]["token_logprobs"][0] is None
+        assert shown["text"] == "one two three" and shown["logprobs"]["token_logprobs"][0] is None
         assert all(value < 0 for value in shown["logprobs"]["token_logprobs"][1:])
 
     def test_check_times_the_step(self):
@@ -407,5 +403,4 @@ class TestEndToEnd:
 
     def test_refusals_of_the_engine_arrive(self, server):
         response = server.post("/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 10**6}})
-        assert response.status_code == 400
-        assert "at most 4096" in response.json()["error"]["message"]
+        assert response.status_code == 400 and "at most 4096" in response.json()["error"]["message"]

@@ -16,41 +16,12 @@ from tests.lang.fake_server import LAST, Reply, answer, fake_server
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "jsg"
 
-HOST_PACKAGES = (
-    "cache",
-    "lang",
-    "sched",
-    "constrained",
-    "processing",
-    "speech",
-    "server",
-    "engine/child",
-    "engine/front",
-)
+HOST_PACKAGES = "cache lang sched constrained processing speech server engine/child engine/front".split()
 HOST_MODULES = (
-    "jsg",
-    "jsg.errors",
-    "jsg.extras",
-    "jsg.types",
-    "jsg.sources",
-    "jsg.parameters",
-    "jsg.config",
-    "jsg.option_sources",
-    "jsg.cli",
-    "jsg.compat",
-    "jsg.testing",
-    "jsg.ray.child",
-    "jsg.ray.directory",
-    "jsg.ray.options",
-    "jsg.ray.relay",
-    "jsg.ray.scaling",
-    "jsg.engine.byte_cache",
-    "jsg.engine.media_reader",
-    "jsg.engine.nvidia_smi",
-    "jsg.engine.private_directory",
-    "jsg.engine.find",
-    "jsg.models.image_layout",
-)
+    "jsg jsg.errors jsg.extras jsg.types jsg.sources jsg.parameters jsg.config jsg.option_sources jsg.cli jsg.compat "
+    "jsg.testing jsg.ray.child jsg.ray.directory jsg.ray.options jsg.ray.relay jsg.ray.scaling jsg.byte_cache "
+    "jsg.engine.media_reader jsg.engine.nvidia_smi jsg.engine.private_directory jsg.engine.find jsg.models.image_layout"
+).split()
 DEVICE_FILES = ("cache/pool.py",)  # in a host package, but on the device side
 DEVICE_LIBRARIES = ("jax", "jaxlib", "flax", "orbax")
 SERVER_LIBRARIES = ("fastapi", "zmq", "msgspec", "interegular")

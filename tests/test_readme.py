@@ -21,7 +21,8 @@ def is_of_suite(path: Path) -> bool:
 
 
 def fixtures_of(path: Path) -> list[str]:
-    functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
     shared = [f for f in functions if not f.name.startswith("_")]
     return [f.name for f in shared if any("pytest.fixture" in ast.unparse(each) for each in f.decorator_list)]
 

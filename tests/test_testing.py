@@ -85,8 +85,7 @@ def test_text_streams_token_by_token_and_ends_as_a_model_ends():
 
     with ScriptedBackend(["a  b c d", "one two\nthree", [" 1", "2", "3."]]) as backend:
         state = program.run(backend=backend)
-        assert state.text() == "pa  bone two "
-        assert list(state.text_iter("long")) == ["a", "  b"]
+        assert state.text() == "pa  bone two " and list(state.text_iter("long")) == ["a", "  b"]
         metas = [state.get_meta_info(name) for name in ("long", "stopped", "found")]
         assert metas[0] == {
             "prompt_tokens": 1,

@@ -118,8 +118,7 @@ def test_any_json_of_sglang_is_any_object():
 
 def test_what_people_write_becomes_what_is_kept():
     made = SamplingParams(stop="END", stop_token_ids=[3], logit_bias={"7": 1, 8: 2})  # pyright: ignore[reportArgumentType]
-    assert made.stop == ("END",)
-    assert made.stop_token_ids == (3,)
+    assert made.stop == ("END",) and made.stop_token_ids == (3,)
     assert made.logit_bias == ((7, 1.0), (8, 2.0))
     assert SamplingParams.from_dict({"stop": ["a", "b"], "temperature": None}) == SamplingParams(stop=("a", "b"))
 
@@ -147,8 +146,7 @@ def test_what_people_write_becomes_what_is_kept():
 def test_a_wrong_request_is_named(fields: dict, name: str):
     with pytest.raises(RequestError) as error:
         Request(**({"rid": "r", "input_ids": (1,)} | fields))
-    assert error.value.param == name
-    assert len(str(error.value)) < 500
+    assert error.value.param == name and len(str(error.value)) < 500
 
 
 def test_answers_of_one_request_have_seeds_of_their_own():

@@ -29,25 +29,22 @@ def test_things_that_a_request_waits_for_at_the_same_time_count_once():
     assert clock.waited == {WaitReason.TEXT: 7, WaitReason.MEDIA: 2}
 
 
-def test_what_fails_or_is_cancelled_waits_no_more():
+async def test_what_fails_or_is_cancelled_waits_no_more():
     counts = Counter[WaitReason]()
 
-    async def main() -> None:
-        CLOCK.set(WaitClock(counts))
+    CLOCK.set(WaitClock(counts))
 
-        async def wait() -> None:
-            with waiting(WaitReason.GRAMMAR):
-                await asyncio.Event().wait()
+    async def wait() -> None:
+        with waiting(WaitReason.GRAMMAR):
+            await asyncio.Event().wait()
 
-        tasks = [asyncio.create_task(wait()) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert counts[WaitReason.GRAMMAR] == 1, "all of them work for one request"
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        assert waited_so_far().keys() == {WaitReason.GRAMMAR}
-
-    asyncio.run(main())
+    tasks = [asyncio.create_task(wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert counts[WaitReason.GRAMMAR] == 1, "all of them work for one request"
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert waited_so_far().keys() == {WaitReason.GRAMMAR}
     assert not counts.total()
 
 

@@ -50,7 +50,8 @@ class Share:
 SHARES = {
     (Kind.PRODUCT, False): (Share(256, 0.92, 0.70), Share(math.inf, 0.92, 0.73)),
     (Kind.PRODUCT, True): (Share(8, 0.63, 0.45), Share(256, 0.57, 0.45), Share(math.inf, 0.57, 0.59)),
-    (Kind.PRODUCT_OF_4_BITS, False): (Share(math.inf, 0.48, 0.45),),
+    (Kind.PRODUCT_OF_FEW_BITS, False): (Share(math.inf, 0.54, 0.47),),
+    (Kind.PRODUCT_OF_FEW_BITS, True): (Share(64, 0.83, 0.47), Share(math.inf, 0.70, 0.47)),
     (Kind.PRODUCT_OF_E4M3, True): (Share(64, 0.83, 0.45), Share(256, 0.70, 0.45), Share(math.inf, 0.70, 0.54)),
     (Kind.EXPERTS_OF_E4M3, True): (Share(32, 0.83, 0.25), Share(256, 0.70, 0.25), Share(math.inf, 0.70, 0.54)),
     (Kind.EXPERTS, False): (Share(32, 0.83, 0.25), Share(256, 0.70, 0.25), Share(math.inf, 0.70, 0.54)),
@@ -59,10 +60,11 @@ SHARES = {
 """By kind, and whether the kernel is in 8 bits. Then the card reads half of the bytes but converts each number, so it
 reaches a smaller share. Those of products are such that they are to bfloat16 as in the run that measured both: 1.15 to
 1.3 times as fast for up to 32 rows, and 1.5 times slower at 256. Int8 and fp8 differed by 5 % and have one share.
-Products of 4 bits were measured nowhere. What they reach is that of experts in 8 bits, jsg's own kernel too, by
-instructions for a number as counted in the machine code of its loop for an H200. For few rows it has 3.6 and that of
-experts 7.2, so it restores twice as many numbers, of 0.56 bytes and not 1, while those read 0.43 of the bandwidth. For
-many rows it has 4.5, between experts in 8 bits with 7.6, at 0.38 of the peak, and in bfloat16 with 1.8, at 0.54.
+Products of jsg's kernel for few bits were measured nowhere. They reach what that of experts in 8 bits did, by
+instructions for a number as counted in the machine code of loops for an H200. For few rows int4 has 3.2, int8 3.5 and
+that of experts 7.2, which read 0.43 of the bandwidth. So int4 restores 2.2 times as many numbers, of 0.56 bytes each,
+and int8 would need 0.88 of it: it has what experts in bfloat16 reached, which restore nothing. For many rows int4 has
+4.2 and int8 4.4, between experts in 8 bits with 7.6, at 0.38 of the peak, and in bfloat16 with 1.8, at 0.54.
 Products of e4m3 with e4m3 convert nothing and are built as those of experts, so they have the shares of these in
 bfloat16, of twice the peak. One kernel has the 0.45 that XLA's own Triton products of up to 256 rows reached. Nothing
 of it was measured."""
@@ -74,7 +76,7 @@ read with the same share."""
 OTHER_BANDWIDTH = 0.83
 START_S = {
     Kind.PRODUCT: 3.5e-6,
-    Kind.PRODUCT_OF_4_BITS: 3.5e-6,
+    Kind.PRODUCT_OF_FEW_BITS: 3.5e-6,
     Kind.PRODUCT_OF_E4M3: 3.5e-6,
     Kind.EXPERTS: 4e-6,
     Kind.EXPERTS_OF_E4M3: 4e-6,

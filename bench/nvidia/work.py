@@ -22,7 +22,7 @@ IGNORED = re.compile(rf"({'|'.join(VIEWS)}|{NO_LAUNCH}|({KINDS})(-start)?)$")
 ATTENTION_KERNELS = ("_decode_kernel", "_prefix_kernel", "ragged_paged_attention", "delta_")
 """Those that read the pool. Linear attention reads and writes states, which may take as long as many keys."""
 EXPERT_KERNEL = "grouped_matmul_kernel"
-KERNEL_OF_4_BITS = "few_bits_matmul_kernel"
+KERNEL_OF_FEW_BITS = "few_bits_matmul_kernel"
 KERNEL_OF_E4M3 = "fp8_matmul_kernel"
 
 
@@ -40,7 +40,7 @@ class Kind(enum.StrEnum):
         return self in (Kind.PRODUCT_OF_E4M3, Kind.EXPERTS_OF_E4M3)
 
     PRODUCT = "product"
-    PRODUCT_OF_4_BITS = "product of 4 bits"
+    PRODUCT_OF_FEW_BITS = "product of few bits"
     PRODUCT_OF_E4M3 = "product of e4m3 with e4m3"
     EXPERTS = "experts"
     EXPERTS_OF_E4M3 = "experts of e4m3 with e4m3"
@@ -136,18 +136,21 @@ def _kind(kernel: str, *, is_product: bool) -> Kind:
         return Kind.EXPERTS
     if kernel.startswith(KERNEL_OF_E4M3):
         return Kind.EXPERTS_OF_E4M3  # or the product of one kernel, by its shape
-    if kernel.startswith(KERNEL_OF_4_BITS):
-        return Kind.PRODUCT_OF_4_BITS
+    if kernel.startswith(KERNEL_OF_FEW_BITS):
+        return Kind.PRODUCT_OF_FEW_BITS
     return Kind.PRODUCT if is_product else Kind.OTHER
 
 
 def _work(
     kind: Kind, *, weights: list[_Array], inputs: list[_Array], results: list[_Array], pools: Collection[int]
 ) -> Work:
-    if kind is Kind.PRODUCT_OF_4_BITS:
-        pairs, width = max((each.shape for each in weights), key=math.prod)
-        of_kernel, others = (sum(each.num_bytes for each in arrays) for arrays in (weights, [*inputs, *results]))
-        return Work(kind, (2 * pairs, width), of_kernel, others)
+    if kind is Kind.PRODUCT_OF_FEW_BITS:
+        kernel = max(weights, key=lambda each: math.prod(each.shape))
+        of_all, others = (sum(each.num_bytes for each in arrays) for arrays in (weights, [*inputs, *results]))
+        if kernel.dtype == "s8":
+            return Work(kind, kernel.shape, kernel.num_bytes, others + of_all - kernel.num_bytes)
+        pairs, width = kernel.shape
+        return Work(kind, (2 * pairs, width), of_all, others)
     kernel = None
     if kind is Kind.PRODUCT or kind.has_experts or kind.is_in_e4m3:
         # A kernel that another launch has converted is no weight any more; cuBLAS is given it second.

@@ -120,6 +120,9 @@ LITERAL_MARKS: Mapping[CallStyle, LiteralMarks] = {
     "function_gemma": LiteralMarks(("call:", "{"), ":", "}", "<escape>"),
 }
 
+CALL_MARKS: Mapping[str, XmlMarks | LiteralMarks] = {**XML_MARKS, **LITERAL_MARKS}
+"""The marks of every style."""
+
 _SPACES = r"\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 PLAIN_NAME = rf"""[^{_SPACES}:=,<>{{}}()\[\]"'|\\]+"""
 """A regular expression of the names and keys that need no quotes. Every style can write them.

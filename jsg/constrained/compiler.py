@@ -27,9 +27,8 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
             logger.debug("%s: not enforced: %a", spec.kind, grammar.annotations)
         return build(grammar, limits)
     except GrammarError as error:
-        if error.param is not None:
-            raise
-        raise GrammarError(str(error), param=spec.kind) from error
+        error.param = error.param or spec.kind
+        raise
     except RecursionError:
         raise GrammarError(
             f"{spec.kind} must not be nested so deeply that it cannot be read; nest less", param=spec.kind

@@ -65,11 +65,15 @@ def named_tokens(grammar: GrammarSpec) -> list[str]:
     # A text without the word and without escapes, in which it might be written, has no such key and is not read.
     if grammar.kind != "structural_tag" or ("token" not in grammar.text and "\\u" not in grammar.text):
         return []
+    return list(dict.fromkeys(name for name in _names_in(_read(grammar.text)) if isinstance(name, str)))
+
+
+def _read(text: Any) -> Any:
+    """The value of a JSON text; None where it is none, which the compiler refuses."""
     try:
-        tag = json.loads(grammar.text)
-    except (ValueError, RecursionError):
-        return []
-    return list(dict.fromkeys(name for name in _names_in(tag) if isinstance(name, str)))
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _names_in(tag: Any) -> Iterator[Any]:
@@ -83,6 +87,8 @@ def _names_in(tag: Any) -> Iterator[Any]:
             for names in (value.get("trigger_tokens"), value.get("special_tokens")):
                 yield from names if isinstance(names, list) else ()
             inside: Iterable[Any] = [each for key, each in value.items() if key not in ("json_schema", "schema")]
+            if value.get("type") == "whole" and value.get("kind") == "structural_tag":
+                inside = [_read(value.get("text"))]
         else:
             inside = value if isinstance(value, list) else ()
         waiting += [each for each in inside if isinstance(each, dict | list)]

@@ -109,7 +109,7 @@ def pattern_tables(given: PatternSet) -> PatternTables:
 
     Raises:
         GrammarError: A pattern is wrong, not supported, or too large with those before it. The message quotes it, and
-            `param` is "matches[i]" for pattern i of that kind.
+            `param` is the pattern itself if the kind is "matches".
     """
     limits = Limits(char_states=MAX_POSITIONS[given.kind])
     builder = NfaBuilder(limits)
@@ -124,9 +124,9 @@ def pattern_tables(given: PatternSet) -> PatternTables:
             _check_size(nfa, MAX_TRANSITIONS[given.kind])
             pattern_end.append(len(nfa.label))
         except GrammarError as error:
-            raise _refused(given.kind, index, pattern, str(error)) from None
+            raise _refused(given.kind, pattern, str(error)) from None
         except RecursionError:
-            raise _refused(given.kind, index, pattern, "it is nested too deeply to be read; nest less") from None
+            raise _refused(given.kind, pattern, "it is nested too deeply to be read; nest less") from None
     nfa = builder.nfa()
     starts: list[set[int]] = [set() for _ in range(2 if given.kind == "stop_regex" else len(given.patterns))]
     for role, start in zip(roles, nfa.starts, strict=True):
@@ -159,16 +159,10 @@ def _check_size(nfa: Nfa, max_transitions: int) -> None:
     check(sum(map(len, nfa.sets)), MAX_RANGES, "ranges of characters")
 
 
-def _refused(kind: PatternUse, index: int, pattern: str, why: str) -> GrammarError:
+def _refused(kind: PatternUse, pattern: str, why: str) -> GrammarError:
     if kind == "stop_regex":
         return GrammarError(f"the stop pattern {pattern[:100]!r} is refused: {why}", param=kind)
-    return GrammarError(f"the pattern {pattern[:100]!r} of matches() is refused: {why}", param=f"{kind}[{index}]")
-
-
-def refused_pattern(error: GrammarError) -> int | None:
-    """The index of the pattern of "matches" that `pattern_tables` refused; None where all of them are to blame."""
-    kind, _, rest = (error.param or "").partition("[")
-    return int(rest.removesuffix("]")) if kind == "matches" and rest else None
+    return GrammarError(f"the pattern {pattern[:100]!r} of matches() is refused: {why}", param=pattern)
 
 
 # Reading

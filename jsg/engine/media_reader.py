@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from jsg.engine.byte_cache import ByteCache
+from jsg.byte_cache import ByteCache
 from jsg.errors import ContextLengthError, ModelError, RequestError
 from jsg.models.config import read_spec
 from jsg.models.image_layout import image_layout, num_tiles, video_layout

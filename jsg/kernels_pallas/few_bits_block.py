@@ -5,12 +5,14 @@ of the rows. Only what belongs to a whole channel differs: it multiplies the cha
 weight is rounded after it.
 
 A card reads few bits faster than it computes numbers of them, so what counts is instructions. A byte has two
-consecutive inputs. They become one word, with a number of 16 bits in each half, and the card computes both at a time:
+consecutive inputs. They become one word, with a number of 16 bits in each half, and the card computes both at a time.
+Four bytes are read at once, and each instruction that is left of a word is for two of their numbers:
 
-    byte  ....hhhhllll   · 0x1001   hhhh....hhhhllll   & 0x000f000f | 0x43004300   a bfloat16 of 128 + h, one of 128 + l
+    bytes  hhhhllll ...   << 3 and >> 1, a byte of each   .hhhh....llll...   & 0x00780078 | 0x41804180   16 + h, 16 + l
 
 Tensor cores want two consecutive inputs of an output side by side in a register. So blocks are turned, [outputs,
 inputs], and the product is turned too: weights are its left side, which may stay in registers, and rows the other.
+Outputs stand in an order in which those that a lane multiplies lie side by side in memory: see `Reading._turned`.
 """
 
 from typing import Any, NamedTuple
@@ -20,10 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, Num, UInt, UInt8
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Num, UInt8
 
 from jsg.kernels_pallas.few_bits import TYPES, Quantised
 from jsg.kernels_pallas.form import Form
+from jsg.kernels_pallas.tuning import class_of, target_capability
 
 EXACT_SCALES = {
     "bfloat16": ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu"),
@@ -32,6 +35,9 @@ EXACT_SCALES = {
 """Type of rows → types of scales of which it holds each number, so that their products are rounded once in it."""
 
 
+UNIT = 3
+"""The bit of a half in which codes begin. So the last one is the first behind the point, and what is put below is 16 in
+bfloat16, of which a multiple by a scale of five bits is exact."""
 BARRIER_BYTES = 128
 """What warp groups need to wait for one another."""
 
@@ -120,7 +126,7 @@ class Reading(NamedTuple):
 
         first, last = blocks
         begin = (jnp.zeros((len(column), len(source)), jnp.float32),) * len(kernels), ahead(jnp.int32(first))
-        totals = [total.T for total in lax.fori_loop(first, last, add, begin)[0]]
+        totals = [_in_order(total).T for total in lax.fori_loop(first, last, add, begin)[0]]
         for index, parts in enumerate(kernels):
             if parts.factor is not None and self.form.block is None:
                 factor = plgpu.load(parts.factor.at[(*at, 0, column)], mask=column < parts.values.shape[-1], other=0)
@@ -150,30 +156,41 @@ class Reading(NamedTuple):
         place = index * num_places + jnp.arange(num_places)
         mask = (place < self.depth // per_byte)[:, None] & (column < parts.values.shape[-1])[None, :]
         codes = plgpu.load(parts.values.at[(*at, place[:, None], column[None, :])], mask=mask, other=0)
+        if per_byte == 2 and self.is_compiled:
+            return self._turned(self._of_4_bits(codes, beside))
         zero = None if beside.step is not None else beside.zero
-        numbers = self._of_4_bits(codes, zero) if per_byte == 2 else self._of_8_bits(codes, zero)
+        if per_byte == 2:
+            numbers = jnp.stack([numbers_of(half, self.form) for half in (codes & 15, codes >> 4)], 1)
+            numbers = numbers.astype(self.dtype).reshape(self.block_k, num_columns)
+            numbers = numbers if zero is None else numbers - self._spread(zero.astype(self.dtype), numbers.shape)
+        else:
+            numbers = self._of_8_bits(codes, zero)
         if beside.scale is not None:
-            numbers = self._scaled(numbers, beside, codes.shape)
-        if per_byte == 1:
-            return numbers.reshape(num_places, num_columns).astype(self.dtype).T
-        pairs = numbers.reshape(num_places, num_columns, 2).astype(self.dtype)
-        return pairs.transpose(1, 0, 2).reshape(num_columns, self.block_k)
+            wide = jnp.float32 if numbers.dtype == jnp.float32 else self._product_type
+            scale, offset = self._scales(beside, wide)
+            numbers = numbers.astype(wide) * self._spread(scale, numbers.shape)
+            numbers = numbers if offset is None else numbers - self._spread(offset, numbers.shape)
+        numbers = numbers.astype(self.dtype).reshape(num_places, per_byte, num_columns)
+        return self._turned(numbers.transpose(0, 2, 1))
 
-    def _scaled(
-        self, numbers: Float[Array, "p n *both"], beside: Parts, shape: tuple[int, ...]
-    ) -> Float[Array, "p n *both"]:
-        """Numbers of this many places and columns times their scales, less their offsets."""
-        wide = jnp.float32 if numbers.dtype == jnp.float32 else self._product_type
+    @staticmethod
+    def _turned(numbers: Float[Array, "p n both"]) -> Float[Array, "n k"]:
+        """A block with its inputs last, and its outputs in the order of the rows of tensor cores.
 
-        def spread(of_pieces: Num[Array, "pieces n"]) -> Float[Array, "p n *both"]:
-            whole = self._spread(of_pieces.astype(wide), shape)
-            return whole[..., None] if numbers.ndim == 3 else whole
+        A lane has rows r, r + 8, r + 64 and r + 72 of 128 for four warps. They are made four outputs side by side, so
+        that it reads a word and not four bytes.
+        """
+        num_places, num_columns, both = numbers.shape
+        lanes = numbers.reshape(num_places, *_lanes(num_columns), both)
+        return lanes.transpose(3, 1, 4, 2, 0, 5).reshape(num_columns, -1)
 
-        scale = _scales(beside.scale, self.form)
-        scale = scale if beside.factor is None else scale.astype(wide) * beside.factor
-        numbers = numbers.astype(wide) * spread(scale)
-        offset = None if beside.step is None else beside.zero.astype(wide) * beside.step
-        return numbers if offset is None else numbers - spread(offset)
+    def _scales(
+        self, beside: Parts, dtype: jax.typing.DTypeLike
+    ) -> tuple[Float[Array, "pieces n"], Float[Array, "pieces n"] | None]:
+        """What numbers are multiplied with, and what is taken away then, in a type."""
+        scale = numbers_of_scales(beside.scale, self.form)
+        scale = scale if beside.factor is None else scale.astype(dtype) * beside.factor
+        return scale.astype(dtype), None if beside.step is None else beside.zero.astype(jnp.float32) * beside.step
 
     @property
     def _product_type(self) -> jax.typing.DTypeLike:
@@ -191,33 +208,43 @@ class Reading(NamedTuple):
     def _of_8_bits(self, codes: Num[Array, "k n"], zero: Num[Array, "pieces n"] | None) -> Float[Array, "k n"]:
         """Numbers less their zeros, in float32 if there are any: the difference of two bytes has nine bits."""
         codes = lax.bitcast_convert_type(codes, TYPES[self.form.numbers])
+        if zero is None and self.form.numbers == "int8" and self.is_compiled:
+            return self._made(bytes_to_numbers(self.dtype), self.dtype, codes)
         if zero is None:
             return codes.astype(self.dtype)
         pieces = codes.astype(jnp.float32).reshape(-1, self.piece, codes.shape[1])
         return (pieces - zero.astype(jnp.float32)[:, None, :]).reshape(codes.shape)
 
-    def _of_4_bits(self, codes: UInt8[Array, "p n"], zero: Num[Array, "pieces n"] | None) -> Float[Array, "p n 2"]:
-        """The numbers of both codes of each byte, less their zeros. All these are exact."""
-        less = None if zero is None else self._spread(zero.astype(self.dtype), codes.shape)
-        if not self.is_compiled:
-            halves = [numbers_of(half, self.form).astype(self.dtype) for half in (codes & 15, codes >> 4)]
-            halves = halves if less is None else [half - less for half in halves]
+    def _of_4_bits(self, codes: UInt8[Array, "p n"], beside: Parts) -> Float[Array, "p n 2"]:
+        """The weights of both codes of each byte. A scale of few bits multiplies them where they get their zero."""
+        wide = self._product_type
+        scale, offset = self._scales(beside, wide)
+        zero = None if beside.step is not None else beside.zero
+        is_one_step = self.form.is_exact and zero is None and wide == self.dtype
+        factor, less = (np.asarray(each, self.dtype) for each in line_of(self.form, self.dtype))
+        if is_one_step:
+            given: dict[str, Any] = {"factor": factor * scale, "less": less * scale}
         else:
-            offset = offset_of(self.form, self.dtype)
-            if less is None:  # a constant for the compiler too
-                words = jnp.full(codes.shape, _both(int(np.asarray(-offset, self.dtype).view(np.uint16))), jnp.uint32)
-            else:
-                words = lax.bitcast_convert_type(-(less + offset), jnp.uint16).astype(jnp.uint32) * _both(1)
-            words = codes_in_words(codes, self.form, self.dtype), words
-            (both,) = plgpu.elementwise_inline_asm(
-                instructions(self.form, self.dtype),
-                args=[lax.bitcast_convert_type(each, jnp.int32) for each in words],
-                constraints="=r,r,r",
-                pack=1,
-                result_shape_dtypes=[jax.ShapeDtypeStruct(codes.shape, jnp.int32)],
-            )
-            halves = [lax.bitcast_convert_type(each.astype(jnp.int16), self.dtype) for each in (both, both >> 16)]
+            given = {} if zero is None else {"less": less - zero.astype(self.dtype)}
+            given |= {"scale": scale} | ({} if offset is None else {"offset": offset})
+        words = (self._spread(_as_words(each), codes.shape) for each in given.values())
+        how = nibbles_to_weights(self.form, self.dtype, wide, tuple(given))
+        both = self._made(how, jnp.int32, codes.astype(jnp.int8), *words)
+        halves = (lax.bitcast_convert_type(each.astype(jnp.int16), self.dtype) for each in (both, both >> 16))
         return jnp.concatenate([each[..., None] for each in halves], axis=-1)
+
+    @staticmethod
+    def _made(instructions: str, dtype: jax.typing.DTypeLike, *args: Num[Array, "p n"]) -> Num[Array, "p n"]:
+        """What instructions make of four elements at a time, which are a word of bytes, and words of other types."""
+        num_words = [jnp.dtype(each).itemsize for each in (dtype, *(arg.dtype for arg in args))]
+        (made,) = plgpu.elementwise_inline_asm(
+            instructions,
+            args=args,
+            constraints=",".join(["=r"] * num_words[0] + ["r"] * sum(num_words[1:])),
+            pack=4,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(args[0].shape, dtype)],
+        )
+        return made
 
 
 def reading_of(kernel: Quantised, dtype: jnp.dtype, *, is_compiled: bool) -> Reading:
@@ -268,44 +295,84 @@ def numbers_of(codes: UInt8[Array, "*block"], form: Form) -> Float[Array, "*bloc
     return lax.bitcast_convert_type(size | (bits & 8) << 12, jnp.bfloat16)
 
 
-def codes_in_words(codes: UInt8[Array, "*block"], form: Form, dtype: jnp.dtype) -> UInt[Array, "*block"]:
-    """A byte's codes in the halves of a word, where `instructions` want them.
+def _lanes(num_columns: int) -> tuple[int, int, int, int]:
+    """Warps of the columns of a block, lanes of one, tiles of 16 columns of each warp, and halves of these.
 
-    Those of integers have other bits beside them. Of e2m1 the three bits of size are the last of the exponent and the
-    first behind the point.
+    Where tensor cores have memory of their own (10.x) a lane has one column.
     """
-    wide = codes.astype(jnp.uint32)
-    if form.numbers != "e2m1":
-        return wide * _apart(0)
-    shift = _mantissa_bits(dtype) - 1
-    size = wide * _apart(shift) & _both(7 << shift)
-    return size | wide * _apart(12) & jnp.uint32(_both(0x8000))
+    if class_of(target_capability()).name == "sm_100":
+        return num_columns, 1, 1, 1
+    warps = min(4, num_columns // 16)
+    return warps, 8, num_columns // (16 * warps), 2
 
 
-def instructions(form: Form, dtype: jnp.dtype) -> str:
-    """What makes the numbers of both halves of a word, plus the two of another word, for `elementwise_inline_asm`.
+def _in_order(total: Float[Array, "n m"]) -> Float[Array, "n m"]:
+    """The sums of a block that was turned, with outputs in their own order."""
+    warps, lanes, tiles, halves = _lanes(len(total))
+    return total.reshape(tiles, warps, halves, lanes, -1).transpose(1, 3, 0, 2, 4).reshape(total.shape)
 
-    Of integers bits are put below those of a power of two whose last bit is 1, which the other word takes away. Of e2m1
-    the exponent is too small by the difference of both types' biases, also where it is zero.
+
+def nibbles_to_weights(form: Form, dtype: jnp.dtype, wide: jax.typing.DTypeLike, given: tuple[str, ...]) -> str:
+    """What makes words of two weights, $0 to $3, of the four bytes of $4, for `elementwise_inline_asm`.
+
+    Bits of integers are put below those of a power of two. Those of e2m1 are a sign, the last two of an exponent, and
+    the first one behind the point. The number is a factor times that and what is "less": see `line_of`. Then a "scale"
+    multiplies in the type `wide`, and an "offset" is taken away. Each that is given has four words.
+    """
+    bits, is_integer = _mantissa_bits(dtype), form.numbers != "e2m1"
+    one = jnp.finfo(dtype).maxexp - 1 + bits - UNIT << bits
+    kind = "bf16" if dtype == jnp.bfloat16 else "f16"
+    low, high = (UNIT, 4 - UNIT) if is_integer else (4, 0)
+    factor, less = (_both(int(np.asarray(each, dtype).view(np.uint16))) for each in line_of(form, dtype))
+    lines = [".reg .b32 low, high, bits, size, none, factor, less, wide0, wide1", ".reg .b16 half0, half1"]
+    lines += [f"mov.b32 none, {_both(0x8000):#x}", f"mov.b32 factor, {factor:#x}", f"mov.b32 less, {less:#x}"]
+    lines += [f"shl.b32 low, $4, {low}", f"shr.u32 high, $4, {high}"]
+    for i in range(4):
+        of = {name: f"${5 + 4 * operand + i}" for operand, name in enumerate(given)}
+        lines.append(f"prmt.b32 bits, low, high, {0x4400 + 0x1111 * i:#x}")
+        if is_integer:
+            lines.append(f"lop3.b32 bits, bits, {_both(15 << UNIT):#x}, {_both(one):#x}, 0xea")  # (a & b) | c
+        else:
+            lines += [f"shr.u32 size, bits, {13 - bits}", f"and.b32 bits, bits, {_both(0x8000):#x}"]
+            lines.append(f"lop3.b32 bits, size, {_both(7 << bits - 1):#x}, bits, 0xea")
+        lines.append(f"fma.rn.{kind}x2 bits, bits, {of.get('factor', 'factor')}, {of.get('less', 'less')}")
+        if "scale" not in of:
+            lines.append(f"mov.b32 ${i}, bits")
+        elif wide == dtype:
+            lines.append(f"fma.rn.{kind}x2 ${i}, bits, {of['scale']}, none")
+        else:
+            lines.append("mov.b32 {half0, half1}, bits")
+            for half in range(2):
+                lines += [f"cvt.f32.{kind} wide{half}, half{half}", f"mul.rn.f32 wide{half}, wide{half}, {of['scale']}"]
+                lines += [f"sub.rn.f32 wide{half}, wide{half}, {of['offset']}"] if "offset" in of else []
+            lines.append(f"cvt.rn.{kind}x2.f32 ${i}, wide1, wide0")
+    return f"{{ {'; '.join(lines)}; }}"
+
+
+def line_of(form: Form, dtype: jnp.dtype) -> tuple[float, float]:
+    """The factor and the summand that make numbers of what `nibbles_to_weights` puts together.
+
+    The exponent of e2m1 is too small by the difference of both types' biases, also where it is zero.
+    """
+    if form.numbers == "e2m1":
+        return 2.0 ** (jnp.finfo(dtype).maxexp - 2), 0.0
+    return 1.0, -(2.0 ** (_mantissa_bits(dtype) - UNIT)) - (8 if form.numbers == "int4" else 0)
+
+
+def bytes_to_numbers(dtype: jnp.dtype) -> str:
+    """What makes four numbers, two words, of the four int8 in $2.
+
+    Seven bits are put below those of a power of two. From that is taken this power, and 128 more if the eighth is set.
     """
     bits = _mantissa_bits(dtype)
-    bias = jnp.finfo(dtype).maxexp - 1
-    kind = "bf16x2" if dtype == jnp.bfloat16 else "f16x2"
-    if form.numbers != "e2m1":
-        factor, put = bias, f"lop3.b32 bits, $1, {_both(15):#x}, {_both(bias + bits << bits):#x}, 0xea;"  # (a & b) | c
-    else:
-        factor, put = 2 * bias - 1, "mov.b32 bits, $1;"
-    return (
-        f"{{ .reg .b32 bits, factor; {put} mov.b32 factor, {_both(factor << bits):#x}; "
-        f"fma.rn.{kind} $0, bits, factor, $2; }}"
-    )
-
-
-def offset_of(form: Form, dtype: jnp.dtype) -> int:
-    """What `instructions` have to take away from what they put together, beside a zero."""
-    if form.numbers == "e2m1":
-        return 0
-    return 2 ** _mantissa_bits(dtype) + (8 if form.numbers == "int4" else 0)
+    one = jnp.finfo(dtype).maxexp - 1 + bits << bits
+    lines = [".reg .b32 bits, sign, one", f"mov.b32 one, {_both(jnp.finfo(dtype).maxexp - 1 << bits):#x}"]
+    for index, bytes_ in enumerate((0x1100, 0x3322)):
+        lines.append(f"prmt.b32 bits, $2, $2, {bytes_:#x}")
+        lines.append(f"lop3.b32 sign, bits, {_both(128):#x}, {_both(one | 0x8000):#x}, 0xea")
+        lines.append(f"lop3.b32 bits, bits, {_both(127):#x}, {_both(one):#x}, 0xea")
+        lines.append(f"fma.rn.{'bf16' if dtype == jnp.bfloat16 else 'f16'}x2 ${index}, bits, one, sign")
+    return f"{{ {'; '.join(lines)}; }}"
 
 
 def _mantissa_bits(dtype: jnp.dtype) -> int:
@@ -317,12 +384,14 @@ def _both(half: int) -> int:
     return half | half << 16
 
 
-def _apart(shift: int) -> int:
-    """What a byte is multiplied with, so that its lower code is so far up in the lower half, its upper in the upper."""
-    return 1 << shift | 1 << shift + 12
+def _as_words(numbers: Float[Array, "*block"]) -> Int[Array, "*block"]:
+    """The bits of float32, and those of a number of 16 bits in both halves of a word."""
+    if numbers.dtype != jnp.float32:
+        numbers = lax.bitcast_convert_type(numbers, jnp.uint16).astype(jnp.uint32) * _both(1)
+    return lax.bitcast_convert_type(numbers, jnp.int32)
 
 
-def _scales(stored: Num[Array, "*block"], form: Form) -> Num[Array, "*block"]:
+def numbers_of_scales(stored: Num[Array, "*block"], form: Form) -> Num[Array, "*block"]:
     """Scales as numbers."""
     if stored.dtype != jnp.uint8:
         return stored

@@ -18,6 +18,7 @@ from jsg.kernels_pallas import (
     reference,
     reference_convolution,
     reference_delta,
+    reference_fp8,
     reference_routes,
     reference_rows,
     reference_threshold,
@@ -31,6 +32,7 @@ from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
     Fp8Kernel,
+    Fp8Rows,
     GatesApart,
     GroupKernels,
     HeadNorms,
@@ -310,7 +312,7 @@ def short_convolution(
 
 
 def matmul(
-    x: Float[Array, "T D"],
+    x: Float[Array, "T D"] | Fp8Rows,
     kernel: Panels | Quantised | Fp8Kernel,
     result: jax.typing.DTypeLike = jnp.float32,
     sizes: Int[Array, " E"] | None = None,
@@ -320,7 +322,7 @@ def matmul(
     """x · kernel, summed in float32 and rounded to `result`.
 
     Args:
-        x: The rows.
+        x: The rows; for a kernel of `fp8` they may be rounded already.
         kernel: In panels on a CPU, that of one product or those of several experts. Each result is summed over D in an
             order that does not depend on the other rows. Or in few bits, restored in the type of `x`; or in `fp8`.
         result: Type of the result. Of panels float32 or bfloat16.
@@ -328,12 +330,13 @@ def matmul(
         implementation: Of a kernel in few bits: "triton", which restores parts in registers, "reference", which writes
             all of it first, or None for the best that works here.
     """
+    if isinstance(kernel, Fp8Kernel):
+        return fp8.matmul(x, kernel, result, implementation, best_implementation())
+    assert not isinstance(x, Fp8Rows)
     if isinstance(kernel, Panels):
         from jsg.kernels_pallas.native import matmul as native
 
         return native.matmul(x, kernel, result, sizes)
-    if isinstance(kernel, Fp8Kernel):
-        return fp8.matmul(x, kernel, result, implementation, best_implementation())
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
 
@@ -341,6 +344,15 @@ def matmul(
             return few_bits_matmul(x, kernel, result, interpret=_interprets())
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # as `models.layers.project`
     return jnp.tensordot(x, kernel.restored(x.dtype), 1, precision=precision, preferred_element_type=result)
+
+
+def has_faster_columns(x: Float[Array, "T D"], kernel: Quantised) -> bool:
+    """Whether `matmul` is faster than XLA's product of so many rows with 8 bits, whose columns have scales."""
+    if best_implementation() != "triton" or x.dtype.itemsize != 2 or kernel.form.numbers != "int8":
+        return False
+    from jsg.kernels_pallas.tuning import sizes_for
+
+    return bool(sizes_for("few_bits_columns", rows=len(x))["is_faster"])
 
 
 def gated(
@@ -362,6 +374,46 @@ def gated(
         with falling_back("gated", "native", implementation):
             return native.gated(gate_up, activation)
     return reference_rows.gated(gate_up, activation, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
+
+
+def gated_rows(
+    gate_up: Float[Array, "T _ F"], activation: Activation, kernel: Fp8Kernel, *, implementation: str | None = None
+) -> Fp8Rows:
+    """What `gated` gives, rounded for the product with this kernel. "triton" makes it in the launch that rounds."""
+    groups = len(kernel.scale)
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import fp8_rounding
+
+        return fp8_rounding.gated(gate_up, activation, groups, interpret=_interprets())
+    return reference_fp8.rounded(gated(gate_up, activation), groups)
+
+
+def normed_rows(
+    x: Float[Array, "T D"],
+    more: Float[Array, "T D"] | None,
+    factor: Float[Array, " D"],
+    eps: float,
+    kernel: Fp8Kernel,
+    *,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "T D"], Fp8Rows]:
+    """The residual stream, and its RMS norm, rounded for the product with a kernel. "triton" has one launch for it.
+
+    Args:
+        x: The residual stream.
+        more: What is added to it first; None for nothing.
+        factor: The weight of the norm.
+        eps: What is added to the mean square.
+        kernel: The kernel of the product.
+        implementation: "triton", "reference", or None for the best that works here.
+    """
+    groups = len(kernel.scale)
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import fp8_rounding
+
+        return fp8_rounding.normed(x, more, factor, eps, groups, interpret=_interprets())
+    total = x if more is None else x + more
+    return total, reference_fp8.rounded(reference_rows.rms_norm(total, factor, eps), groups)
 
 
 def is_faster_in_bfloat16() -> bool:

@@ -23,12 +23,10 @@ class AddedTokens:
 
     def __init__(self, tokens: Iterable[str], flags: Mapping[str, Collection[str]]):
         """Takes the written forms, and the flags that are on for those that have some."""
-        longest_first = sorted(tokens, key=len, reverse=True)
         self._flags = flags
-        rounds = [
-            [token for token in longest_first if ("normalized" in flags.get(token, ())) == last] for last in (0, 1)
-        ]
-        self._patterns = [re.compile("|".join(map(re.escape, tokens))) for tokens in rounds if tokens]
+        written = list(tokens)
+        rounds = ([token for token in written if ("normalized" in flags.get(token, ())) == last] for last in (0, 1))
+        self._patterns = [pattern for each in rounds if (pattern := longest_first(each)) is not None]
 
     def split(self, text: str) -> list[tuple[str, bool]]:
         """The parts of a text in order, and whether each is such a token. White space that tokens take is in none."""
@@ -54,6 +52,12 @@ class AddedTokens:
             parts += [(match[0], True)] if start < end else []  # else the token before took all of it
             done = end
         return [*parts, (text[done:], False)] if done < len(text) else parts
+
+
+def longest_first(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds these texts, of those that begin together the longest; None if there are none."""
+    ordered = sorted(filter(None, tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 def _is_word(char: str) -> bool:

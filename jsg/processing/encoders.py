@@ -19,7 +19,7 @@ import sentencepiece
 import tokenizers
 
 from jsg.errors import ModelError
-from jsg.processing.added_tokens import AddedTokens
+from jsg.processing.added_tokens import AddedTokens, longest_first
 from jsg.processing.pieces import WORD_START, TokenPieces, byte_of_token, pieces_by_id, pieces_of_decoder
 from jsg.processing.tokenizer_config import TokenizerConfig
 
@@ -81,6 +81,13 @@ class JsonEncoder:
             {token_id: token.content for token_id, token in added.items()},
             frozenset(i for i, token in added.items() if token.special or token.content in self._special_tokens),
         )
+
+    def cuts(self) -> re.Pattern[str] | None:
+        """The added tokens that are found before a text is normalised, if none of them takes what stands beside it."""
+        added = [token for token in self._tokenizer.get_added_tokens_decoder().values() if not token.normalized]
+        if self._puts_space or any(token.lstrip or token.rstrip or token.single_word for token in added):
+            return None
+        return longest_first(token.content for token in added)
 
     @functools.cached_property
     def _plain_tokenizer(self) -> tokenizers.Tokenizer:
@@ -175,6 +182,9 @@ class SentencePieceEncoder:
             else:
                 ids += (self._behind_special if index else first).encode(part)
         return ids
+
+    def cuts(self) -> None:
+        """Texts are not cut."""
 
     def token_id(self, token: str) -> int | None:
         """The id of a token, or None."""

@@ -78,10 +78,10 @@ class MediaReader(Protocol):
 
 def sees_no(kind: str, field: str) -> RequestError:
     """The error for a picture or video that is sent to a model which sees nothing."""
-    return RequestError(
-        f"{field} has a part of kind {kind}, which the model that is served here cannot see; describe it in words, or "
-        "serve a model that sees",
+    return RequestError.of(
         field,
+        f"has a part of kind {kind}, which the model that is served here cannot see; describe it in words, or serve a "
+        "model that sees",
     )
 
 
@@ -91,7 +91,7 @@ def fill_placeholders(
     media: Sequence[PromptMedia],
     field: str,
     max_tokens: int | None = None,
-) -> tuple[tuple[int, ...], tuple[MediaInput, ...]]:
+) -> tuple[tuple[int, ...] | PromptIds, tuple[MediaInput, ...]]:
     """The prompt in which each placeholder is replaced by all tokens of its picture or video.
 
     Pictures and videos have different placeholders. The first placeholder of each kind stands for the first item of
@@ -114,10 +114,10 @@ def fill_placeholders(
     for token_id in sorted({*num_places, *by_id}):
         found, given = num_places[token_id], len(waiting[by_id[token_id]]) if token_id in by_id else 0
         if found != given:
-            raise RequestError(
-                f"{field} must have one placeholder for each picture and each video, but of one kind it has {found} "
-                f"placeholders and {given} came with it; send as many as there are placeholders",
+            raise RequestError.of(
                 field,
+                f"must have one placeholder for each picture and each video, but of one kind it has {found} "
+                f"placeholders and {given} came with it; send as many as there are placeholders",
             )
     num_tokens = len(ids) - len(places) + sum(item.num_tokens for item in media)
     if media and max_tokens is not None and num_tokens > max_tokens:
@@ -126,6 +126,8 @@ def fill_placeholders(
             f"has {num_tokens}; send fewer",
             field,
         )
+    if not places:
+        return ids if isinstance(ids, PromptIds) else tuple(ids), ()
     filled: list[int] = []
     inputs: list[MediaInput] = []
     done = 0

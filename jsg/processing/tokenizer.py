@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from jsg.errors import ModelError, RequestError, check_prompt_len
+from jsg.processing.added_tokens import longest_first
 from jsg.processing.pieces import TokenPieces
 from jsg.processing.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
@@ -37,6 +38,13 @@ class TextEncoder(Protocol):
 
     def pieces(self) -> TokenPieces:
         """The bytes of every token."""
+        ...
+
+    def cuts(self) -> re.Pattern[str] | None:
+        """Finds tokens that cut a text into parts which, encoded one by one, are the tokens of the whole; None if none.
+
+        The text is read with `parse_special`.
+        """
         ...
 
 
@@ -149,9 +157,12 @@ class Tokenizer:
     @functools.cached_property
     def special_pattern(self) -> re.Pattern[str] | None:
         """A pattern that finds the written forms of special tokens, the longest first; None without special tokens."""
-        written = {self.token_bytes(i).decode(errors="replace") for i in self.special_ids} - {""}
-        longest_first = sorted(written, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        return longest_first(self.token_bytes(i).decode(errors="replace") for i in self.special_ids)
+
+    @functools.cached_property
+    def cuts(self) -> re.Pattern[str] | None:
+        """As in `TextEncoder`."""
+        return self._encoder.cuts()
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its written form, such as "<|im_end|>", or None."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jsg.errors import RequestError, check_length
+from jsg.errors import FieldName, RequestError, check_length
 from jsg.sched.buckets import Buckets
 from jsg.sched.joined import check_joined
 from jsg.sched.positions import positions_of
@@ -54,7 +54,8 @@ def check_request(request: Request, config: SchedulerConfig, table: RequestTable
     for name, ids in named_ids.items():
         if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
             got = max(ids) if min(ids) >= 0 else min(ids)
-            raise RequestError(f"{name}: token ids must be in [0, {config.vocab_size}), but got {got}", param=name)
+            rule = f": token ids must be in [0, {config.vocab_size}), but got {got}"
+            raise RequestError((FieldName(name), rule), name)
     if request.joined:
         check_joined(request, table)
 

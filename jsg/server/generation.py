@@ -29,8 +29,7 @@ from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
 from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, with_common_point
 from jsg.speech.answers.tool_calls import nameable_tokens
-from jsg.speech.rules.thought_grammar import without_thoughts
-from jsg.types import FinishReason, FinishType, GrammarKind, GrammarSpec, RequestOutput, SamplingParams
+from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams
 from jsg.waits import WaitReason, waiting
 
 HELD = FinishReason(FinishType.STOP)
@@ -71,9 +70,6 @@ class Generation:
         self._observers = observers
         self._begun = Begun(call.route, call.user, prompts, answers, self.started_at)
         self._is_held = False
-        self._kinds: list[GrammarKind | None] = [
-            prompt.kind_after_thoughts for prompt in prompts for _ in range(prompt.sampling.n)
-        ]
         # However many grammars the request brings, few of them stand in the line of its key at a time: else they would
         # wait too long for each other, and the grammars of other requests would wait for all of them.
         self._grammar_turns = asyncio.Semaphore(AT_ONCE)
@@ -101,10 +97,7 @@ class Generation:
                 observer.on_end(self._begun, error)
             raise
         with self._admission.enter(tenant, len(self.answers), is_let_in=is_let_in) as leave:
-            sources = [
-                self._deltas(answer, kind, leave, is_read=is_read)
-                for answer, kind in zip(self.answers, self._kinds, strict=True)
-            ]
+            sources = [self._deltas(answer, leave, is_read=is_read) for answer in self.answers]
             async with contextlib.aclosing(self._watched(sources)) as deltas:
                 async for index, delta in deltas:
                     yield index, delta
@@ -153,9 +146,7 @@ class Generation:
             async for _ in deltas:
                 pass
 
-    async def _deltas(
-        self, answer: Answer, kind: GrammarKind | None, leave: Callable[[], None], *, is_read: bool
-    ) -> AsyncGenerator[AnswerDelta]:
+    async def _deltas(self, answer: Answer, leave: Callable[[], None], *, is_read: bool) -> AsyncGenerator[AnswerDelta]:
         limits, has_token = self._admission, False
         is_streamed = is_read or not answer.ends_in_engine
         tenant, turns = self.call.caller.tenant, self._grammar_turns
@@ -166,16 +157,15 @@ class Generation:
                 asyncio.timeout_at(limits.due(self.started_at, has_token=has_token)) as timer,
                 contextlib.aclosing(outputs),
             ):
-                with without_thoughts(kind):
-                    async for output in outputs:
-                        delta = self._push(answer, output)
-                        if answer.token_ids and not has_token:
-                            has_token = True
-                            timer.reschedule(limits.due(self.started_at, has_token=True))
-                        yield delta
-                        if delta.finish is not None:
-                            leave()
-                            return  # closing `outputs` aborts the request: the engine knows no stop string
+                async for output in outputs:
+                    delta = self._push(answer, output)
+                    if answer.token_ids and not has_token:
+                        has_token = True
+                        timer.reschedule(limits.due(self.started_at, has_token=True))
+                    yield delta
+                    if delta.finish is not None:
+                        leave()
+                        return  # closing `outputs` aborts the request: the engine knows no stop string
         except TimeoutError:
             raise limits.exceeded(has_token=has_token) from None
 
@@ -250,7 +240,7 @@ class Generator:
         """The loaded model."""
         return self._client.info
 
-    @property
+    @functools.cached_property
     def markers(self) -> frozenset[str]:
         """The written forms of the special tokens that a grammar for this model may name."""
         return frozenset(nameable_tokens(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids).values())
@@ -305,11 +295,11 @@ class Generator:
             )
         num_scores = sum(prompt.num_scores for prompt in prompts)
         if num_scores > MAX_SCORES:
-            raise RequestError(
-                f"return_logprob may report at most {MAX_SCORES} log-probabilities (scored positions times "
-                f"alternatives times answers), but this request asks for up to {num_scores}; ask for fewer "
-                "alternatives or new tokens, or send several requests",
-                param="return_logprob",
+            raise RequestError.of(
+                "return_logprob",
+                f"may report at most {MAX_SCORES} log-probabilities (scored positions times alternatives times "
+                f"answers), but this request asks for up to {num_scores}; ask for fewer alternatives or new tokens, or "
+                "send several requests",
             )
         if self.info.caches_states:
             prompts = await self.beside(functools.partial(with_common_point, prompts), num_tokens)

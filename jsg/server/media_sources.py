@@ -21,6 +21,7 @@ from jsg.server.kept_files import KeptFiles
 from jsg.server.text_threads import TextThreads
 from jsg.speech.prompts.chat_prompt import ChatPrompt
 from jsg.speech.prompts.encode_parts import EncodedPrompt
+from jsg.speech.reply_plan import ReplyPlan
 from jsg.waits import WaitReason, waiting
 
 BASE64_RATIO = 4 / 3  # characters of base64 for each byte
@@ -186,6 +187,7 @@ class MediaSources:
     async def chat(
         self,
         chat: ChatPrompt,
+        plan: ReplyPlan,
         build: Callable[[], Sequence[Mapping[str, Any]]],
         num_bytes: int,
         *,
@@ -196,6 +198,7 @@ class MediaSources:
 
         Args:
             chat: The model's template and tokenizer.
+            plan: The plan of the reply to it.
             build: Makes the messages, in a thread; a part of a content may be a source.
             num_bytes: The approximate size of the messages.
             namespace: As in `MediaReader.within`.
@@ -204,6 +207,7 @@ class MediaSources:
         Raises:
             RequestError: As `build`, `read` and `ChatPrompt.prompt`.
         """
+        options |= {"continue_final_message": plan.is_continued, "tools": plan.shown_tools}
         return await self.encode(chat.prompt, build, num_bytes, chat.max_tokens, namespace=namespace, **options)
 
     async def encode[T](
@@ -220,14 +224,14 @@ class MediaSources:
 
         def begin() -> tuple[list[dict[str, Any]], list[MediaSource], T | None]:
             shown, sources = split_media(build())
-            return shown, sources, None if sources else encode(shown, **options)
+            return shown, sources, None if sources else encode(shown, namespace=namespace, **options)
 
         shown, sources, encoded = await self._threads.run(begin, num_bytes)
         if encoded is not None:
             return encoded
         media = await self.read(sources, "messages", max_tokens, namespace=namespace)
         num_chars = num_bytes - sum(len(source.url) for source in sources)
-        return await self._threads.run(lambda: encode(shown, media=media, **options), num_chars)
+        return await self._threads.run(lambda: encode(shown, media=media, namespace=namespace, **options), num_chars)
 
     def _distinct(self, sources: Sequence[MediaSource], field: str) -> list[MediaSource]:
         """Each source once. Raises RequestError for too many of them, before anything is fetched."""

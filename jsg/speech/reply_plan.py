@@ -4,18 +4,14 @@ Every interface makes one plan of its own fields. The plan gives what the chat t
 the prompt whose answer is split into thoughts, texts and calls.
 """
 
-import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from jsg.errors import RequestError
 from jsg.speech.answers.answer import Prompt
 from jsg.speech.rules.thinking import ThoughtWish, think
-from jsg.speech.rules.thought_grammar import format_of
-from jsg.speech.rules.tool_use import Choice, Speech, TextForm, Tool, ToolUse, naming
-from jsg.types import GrammarKind
+from jsg.speech.rules.tool_use import Choice, Speech, Tool, ToolUse
+from jsg.types import GrammarKind, grammar_text
 
 
 @final
@@ -95,20 +91,11 @@ class ReplyPlan:
                 form = form.without_gap()  # the header of the answer is in the grammar of the tools
         return think(prompt, form, self.wish, pass_over, may_begin=not self.is_continued)
 
-    def naming(self) -> contextlib.AbstractContextManager[None]:
-        """A GrammarError that is raised inside names the faulty tool or form, where it can be found."""
-        return naming(self.tools)
-
-    def _text_form(self, *, has_calls: bool, must_call: bool) -> TextForm | None:
+    def _text_form(self, *, has_calls: bool, must_call: bool) -> Mapping[str, Any] | None:
         """The form of a text that may have calls beside it, or has a header before it."""
-        constraint, dialect = self.constraint, self.speech.dialect
+        given, dialect = self.constraint, self.speech.dialect
         has_header = dialect is not None and dialect.messages is not None
-        if constraint is None or must_call or not (has_calls or has_header):
+        if given is None or must_call or not (has_calls or has_header):
             return None
-        value = constraint.value
-        if isinstance(value, str) and constraint.kind not in ("regex", "ebnf"):
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise RequestError(f"{constraint.field} must be JSON: {error}", constraint.field) from None
-        return TextForm(constraint.field, format_of(constraint.kind, value, constraint.field))
+        text = grammar_text(given.kind, given.value)
+        return {"type": "whole", "kind": given.kind, "text": text, "field": given.field}

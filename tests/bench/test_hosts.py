@@ -25,12 +25,12 @@ def test_what_sending_costs(tmp_path: Path):
     report = Report("bench.hosts", [], tmp_path / "hosts.json")
     hosts.measure_sending(report, num_followers=1, keys=[hosts.BUCKETS.decode[0]], steps=5)
     (figure,) = report.figures
-    assert figure.name == "sent to 1: decode, 8 tokens"
-    assert len(figure.samples) == 5
+    assert figure.name == "sent to 1: decode, 8 tokens" and len(figure.samples) == 5
     assert figure.facts["bytes"] > 8 * 4
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_steps_of_two_hosts(tmp_path: Path):
     """It runs in a separate process, because JAX cannot join other hosts after it has started."""
     output = tmp_path / "hosts.json"

@@ -37,8 +37,7 @@ def test_both_forms_of_a_program_ask_for_the_same(name: str, is_serial: bool):
         "judge": ANSWER,
         "skeleton": [ANSWER] * 2,
     }
-    assert state.ret_value == expected[name]
-    assert state.error() is None
+    assert state.ret_value == expected[name] and state.error() is None
 
 
 def test_the_parallel_form_has_its_branches_at_once():
@@ -213,8 +212,7 @@ def test_raw_forms_find_what_the_examples_find():
     ):
         few_shot = __import__("few_shot")
         found = raw("few_shot").opposites(client, "tiny", few_shot.EXAMPLES, few_shot.WORDS)
-        assert found["fast"] == "slow"
-        assert found["wide"] == "narrow"
+        assert found["fast"] == "slow" and found["wide"] == "narrow"
         messages = raw("multi_turn_chat").chat(client, "tiny", ["My name is Nina.", "What is my name?"])
         assert messages[-1]["content"] == "Your name is Nina."
         json_extraction = __import__("json_extraction")
@@ -228,8 +226,7 @@ def test_raw_forms_find_what_the_examples_find():
         assert guide == "Peru. The capital of Peru is Lima.\nEgypt. The capital of Egypt is Cairo."
         judge = __import__("llm_judge")
         report = raw("llm_judge").judge(client, "tiny", judge.QUESTIONS, judge.ANSWERS)
-        assert report["geography"]["Anna"] > 0.5
-        assert report["counting"]["Ben"] > 0.5
+        assert report["geography"]["Anna"] > 0.5 and report["counting"]["Ben"] > 0.5
         essay = __import__("essay_judge")
         shared = (essay.CITIES, essay.DIMENSIONS, essay.SUMMARY)
         assert raw("essay_judge").judge(client, "tiny", essay.PICTURE, essay.SHOWN, essay.ESSAY, *shared)[0] == "A"

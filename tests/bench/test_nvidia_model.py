@@ -60,7 +60,7 @@ ENTRY %main (leaves_0: bf16[8,64,96], leaves_1: bf16[8,64,96]) -> bf16[16,96] {
     assert found == Work(Kind.EXPERTS, (8, 64, 192), 2 * 8 * 64 * 192, 8 * 4 + 8 * 64 * 2 + 16 * 96 * 2)
 
 
-def test_a_product_of_4_bits_reads_its_scales_with_its_numbers():
+def test_a_product_of_few_bits_reads_its_scales_with_its_numbers():
     hlo = """
 ENTRY %main (leaves_0: u8[32,96], leaves_1: bf16[2,96]) -> bf16[8,96] {
   %values = u8[32,96]{1,0} parameter(0), metadata={op_name="leaves[0]"}
@@ -70,7 +70,9 @@ ENTRY %main (leaves_0: u8[32,96], leaves_1: bf16[2,96]) -> bf16[8,96] {
 }
 """
     product = works(hlo, ())[-1]
-    assert product == Work(Kind.PRODUCT_OF_4_BITS, (64, 96), 32 * 96 + 2 * 96 * 2, 8 * (64 + 96) * 2)
+    assert product == Work(Kind.PRODUCT_OF_FEW_BITS, (64, 96), 32 * 96 + 2 * 96 * 2, 8 * (64 + 96) * 2)
+    byte = works(hlo.replace("u8[32,96]", "s8[64,96]").replace("bf16[2,96]", "f32[1,96]"), ())[-1]
+    assert byte == Work(product.kind, (64, 96), 64 * 96, product.other_bytes + 4 * 96) and byte.is_in_8_bits
     half = Work(Kind.PRODUCT, (64, 96), 64 * 96, product.other_bytes)
     assert half.is_in_8_bits and seconds(product, 8, speed_of("h200")) < seconds(half, 8, speed_of("h200"))
 

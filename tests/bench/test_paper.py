@@ -156,8 +156,7 @@ class TestArms:
 
     def test_an_arm_is_for_workloads_on_which_it_can_make_a_difference(self):
         concerned = {arm: {w for w in WORKLOADS if ARMS[arm].concerns(WORKLOADS[w])} for arm in ARMS}
-        assert concerned["no-cache"] == set(WORKLOADS)
-        assert concerned["no-jump"] == {"json", "json-parts"}
+        assert concerned["no-cache"] == set(WORKLOADS) and concerned["no-jump"] == {"json", "json-parts"}
         assert "judge" in concerned["one-by-one"] and "mmlu" not in concerned["one-by-one"]
 
 

@@ -72,12 +72,9 @@ def test_sizes_are_those_of_the_page():
         found = requests_of(load)
         return len(load), len(found), {len(r.prompt) for r in found}, {r.max_tokens * r.num_answers for r in found}
 
-    assert shape("a") == (1, 1, {256}, {128})
-    assert shape("b32") == (32, 32, {256}, {128})
-    assert shape("c8") == (8, 8, {1024}, {1})
-    assert shape("d") == (64, 64, {544}, {8})
-    assert shape("e") == (100, 100, {450}, {1})
-    assert shape("m") == (8, 32, {128, 256, 384, 512}, {32})
+    assert shape("a") == (1, 1, {256}, {128}) and shape("b32") == (32, 32, {256}, {128})
+    assert shape("c8") == (8, 8, {1024}, {1}) and shape("d") == (64, 64, {544}, {8})
+    assert shape("e") == (100, 100, {450}, {1}) and shape("m") == (8, 32, {128, 256, 384, 512}, {32})
     assert shape("forks") == (4, 4, {512}, {512})
     d = [request.prompt for request in requests_of(WORKLOADS["d"](Draw("1", 16_384)))]
     assert len({prompt[:512] for prompt in d}) == 1 and len({prompt[512:] for prompt in d}) == 64

@@ -210,37 +210,31 @@ def test_what_goes_wrong_has_a_kind(script, status, kind, message):
     assert outcome.error == kind and message in outcome.message
 
 
-def test_nobody_listens():
-    async def run() -> Outcome:
-        outcome = Outcome(group=0, due_s=0.0, sent_s=0.0)
-        async with scripted_server({}, SharedClock()) as (url, _):
-            pass
-        async with open_session(5) as http:
-            await send(http, Target(base_url=url, dialect=DIALECTS["native"], ask=Ask(model="m")), ("a",), 1, outcome)
-        return outcome
-
-    assert asyncio.run(run()).error == "connect"
+async def test_nobody_listens():
+    outcome = Outcome(group=0, due_s=0.0, sent_s=0.0)
+    async with scripted_server({}, SharedClock()) as (url, _):
+        pass
+    async with open_session(5) as http:
+        await send(http, Target(base_url=url, dialect=DIALECTS["native"], ask=Ask(model="m")), ("a",), 1, outcome)
+    assert (outcome).error == "connect"
 
 
-def test_a_server_that_never_ends_is_a_timeout():
-    async def run() -> Outcome:
-        outcome = Outcome(group=0, due_s=0.0, sent_s=0.0)
-        closing = asyncio.Event()
+async def test_a_server_that_never_ends_is_a_timeout():
+    outcome = Outcome(group=0, due_s=0.0, sent_s=0.0)
+    closing = asyncio.Event()
 
-        async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await closing.wait()
-            writer.close()
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await closing.wait()
+        writer.close()
 
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with open_session(0.05) as http:
-            await send(http, Target(base_url=url, dialect=DIALECTS["native"], ask=Ask(model="m")), ("a",), 1, outcome)
-        closing.set()
-        server.close()
-        await server.wait_closed()
-        return outcome
-
-    assert asyncio.run(run()).error == "timeout"
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with open_session(0.05) as http:
+        await send(http, Target(base_url=url, dialect=DIALECTS["native"], ask=Ask(model="m")), ("a",), 1, outcome)
+    closing.set()
+    server.close()
+    await server.wait_closed()
+    assert (outcome).error == "timeout"
 
 
 @pytest.mark.parametrize("base", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])

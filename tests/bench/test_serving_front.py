@@ -73,6 +73,5 @@ def test_64_streams_lose_nothing(api):
     report = Report("bench.front", [], None)
     measure_streams(report, api, 64, 10.0)
     values = {name.partition(": ")[2]: value for name, value in values_of(report).items()}
-    assert values["answers that are not whole"] == 0
-    assert values[f"p99, {LAG_METRIC} is at most"] > 0
+    assert values["answers that are not whole"] == 0 and values[f"p99, {LAG_METRIC} is at most"] > 0
     assert values["both processes, shared pages once"] <= MAX_MEMORY_GIB

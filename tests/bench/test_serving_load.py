@@ -30,8 +30,7 @@ def words(prompt: Prompt) -> list[str]:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_seed_decides_everything(name):
-    assert take(name, 20) == take(name, 20)
-    assert take(name, 20) != take(name, 20, seed=1)
+    assert take(name, 20) == take(name, 20) and take(name, 20) != take(name, 20, seed=1)
     assert take(name, 5, vocab_size=500) == take(name, 5, vocab_size=500)
 
 
@@ -53,8 +52,7 @@ def test_no_text_of_a_request_is_that_of_a_prefix_or_of_another_seed(seed):
     prompts = [words(session.turns[0].text) for session in take("shared-prefix", 60, seed=seed, shape=shape)]
     starts = {tuple(prompt[:20]) for prompt in prompts}
     own = {tuple(prompt[40:]) for prompt in prompts}
-    assert (len(starts), len(own)) == (8, 60)
-    assert not starts & own
+    assert (len(starts), len(own)) == (8, 60) and not starts & own
     warm_up = take("shared-prefix", 60, seed=warm_up_seed(seed), shape=shape)
     assert not own & {tuple(words(session.turns[0].text)[40:]) for session in warm_up}
     asked = words(Writer().write(calibration_words(), 20))

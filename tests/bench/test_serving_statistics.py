@@ -133,8 +133,7 @@ def test_a_run_in_which_all_failed_has_a_table():
 
 def test_the_timeline_counts_requests_and_tokens():
     bins = timeline(OUTCOMES[:2], 4.0, 4)
-    assert bins["start_s"] == [0, 1, 2, 3]
-    assert bins["under_way"] == [1, 2, 1, 1]
+    assert bins["start_s"] == [0, 1, 2, 3] and bins["under_way"] == [1, 2, 1, 1]
     assert bins["tokens_per_s"] == [0, 2, 4, 0]
 
 

@@ -25,15 +25,13 @@ def test_all_but_page_0_are_handed_out_once():
 
 def test_asking_for_too_many_takes_nothing():
     allocator = PageAllocator(4)
-    assert allocator.allocate(4) is None
-    assert allocator.num_free == 3
+    assert allocator.allocate(4) is None and allocator.num_free == 3
     assert len(allocator.allocate(3)) == 3
 
 
 def test_nothing_can_be_asked_for_and_freed():
     allocator = PageAllocator(1)
-    assert allocator.allocate(0).tolist() == []
-    assert allocator.allocate(1) is None
+    assert allocator.allocate(0).tolist() == [] and allocator.allocate(1) is None
     allocator.free(_pages())
     check_allocator(allocator)
 
@@ -87,8 +85,7 @@ def test_random_traffic_matches_a_set(steps: list[int]):
             again = twin.allocate(step)
             assert (pages is None) == (step > 19 - len(owned))
             if pages is not None:
-                assert pages.tolist() == again.tolist()
-                assert not set(pages.tolist()) & {0, *owned}
+                assert pages.tolist() == again.tolist() and not set(pages.tolist()) & {0, *owned}
                 owned += pages.tolist()
         else:
             allocator.free(_pages(*owned[:-step]))

@@ -164,8 +164,7 @@ def test_no_more_than_eight_continuations_are_told(page_size: int):
     for token in range(20):
         traffic.insert((7,) * page_size + (7,) * (page_size - 1) + (100 + token,), "")
     report = traffic.explain((7,) * (2 * page_size - 1) + (99,), "")
-    assert report.first_difference == 2 * page_size - 1
-    assert len(report.cached_continuations) == 8
+    assert report.first_difference == 2 * page_size - 1 and len(report.cached_continuations) == 8
     assert set(report.cached_continuations) <= set(range(100, 120))
 
 
@@ -257,8 +256,7 @@ def test_namespaces_and_tokens_never_run_into_each_other():
     log = EvictionLog(INT_BYTES, clock=lambda: 1.0)
     log.record([chain("ab", (1, 2))[1]])
     assert log.find("ab", array((1,)).tobytes()) == Eviction(1.0, 2)
-    assert log.find("a", b"b" + array((1,)).tobytes()) is None
-    assert log.find("", array((1,)).tobytes()) is None
+    assert log.find("a", b"b" + array((1,)).tobytes()) is None and log.find("", array((1,)).tobytes()) is None
     log.record([chain("\ud800", (1,))[1]])
     assert log.find("\ud800", array((1,)).tobytes()) == Eviction(1.0, 1)
 

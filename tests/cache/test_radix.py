@@ -42,23 +42,19 @@ def test_what_was_inserted_matches():
     result = bench.insert([5, 6, 7])
     assert (result.num_existing, bench.cache.num_evictable) == (0, 3)
     match = bench.cache.match(array([5, 6, 7, 8]))
-    assert match.num_tokens == 3
-    assert match.pages.dtype == np.int32
+    assert match.num_tokens == 3 and match.pages.dtype == np.int32
     assert match.pages.tolist() == result.pages.tolist() == [1, 2, 3]
-    assert bench.cache.match(array([6, 7])).num_tokens == 0
-    assert bench.cache.match(array([])).num_tokens == 0
+    assert bench.cache.match(array([6, 7])).num_tokens == 0 and bench.cache.match(array([])).num_tokens == 0
 
 
 def test_an_insert_takes_only_what_is_missing():
     bench = Bench()
     bench.insert([5, 6, 7, 8])
     result = bench.insert([5, 6, 9])
-    assert (result.num_existing, bench.cache.num_evictable) == (2, 5)
-    assert result.pages.tolist() == [1, 2, 7]
+    assert (result.num_existing, bench.cache.num_evictable) == (2, 5) and result.pages.tolist() == [1, 2, 7]
     assert bench.allocator.num_free == 999 - 5
     again = bench.insert([5, 6, 9])
-    assert again.num_existing == 3
-    assert again.pages.tolist() == [1, 2, 7]
+    assert again.num_existing == 3 and again.pages.tolist() == [1, 2, 7]
     assert bench.cache.num_evictable == 5
 
 
@@ -98,10 +94,8 @@ def test_namespaces_share_nothing_and_leave_nothing():
     bench = Bench()
     bench.insert([5, 6], "a")
     bench.insert([5, 6], "b")
-    assert bench.cache.num_evictable == 4
-    assert bench.matched([5, 6]) == 0
-    assert bench.matched([5, 6], "a") == 2
-    assert bench.cache.match(array([5, 6]), "c").num_tokens == 0
+    assert bench.cache.num_evictable == 4 and bench.matched([5, 6]) == 0
+    assert bench.matched([5, 6], "a") == 2 and bench.cache.match(array([5, 6]), "c").num_tokens == 0
     assert bench.cache.stats().num_namespaces == 2
     bench.cache.evict(2)
     bench.check()
@@ -114,12 +108,10 @@ def test_locked_prefixes_are_not_evicted():
     bench.insert([1, 2, 3])
     bench.insert([1, 2, 4])
     lock = bench.cache.lock(bench.cache.match(array([1, 2, 3])))
-    assert (bench.cache.num_protected, bench.cache.num_evictable) == (3, 1)
-    assert bench.cache.evict(100) == 1
+    assert (bench.cache.num_protected, bench.cache.num_evictable) == (3, 1) and bench.cache.evict(100) == 1
     assert bench.matched([1, 2, 3]) == 3
     bench.cache.unlock(lock)
-    assert (bench.cache.num_protected, bench.cache.num_evictable) == (0, 3)
-    assert bench.cache.evict(100) == 3
+    assert (bench.cache.num_protected, bench.cache.num_evictable) == (0, 3) and bench.cache.evict(100) == 3
     bench.check()
     assert bench.allocator.num_free == bench.allocator.num_total
 
@@ -197,10 +189,8 @@ def test_a_match_in_the_middle_of_an_edge_saves_only_what_it_used():
     bench.insert([1, 2, 3, 4])
     bench.insert([5, 6])
     bench.cache.match(array([1, 2]))
-    assert bench.cache.evict(1) == 2
-    assert bench.matched([1, 2, 3, 4]) == 2
-    assert bench.cache.evict(1) == 2
-    assert (bench.matched([5, 6]), bench.matched([1, 2])) == (0, 2)
+    assert bench.cache.evict(1) == 2 and bench.matched([1, 2, 3, 4]) == 2
+    assert bench.cache.evict(1) == 2 and (bench.matched([5, 6]), bench.matched([1, 2])) == (0, 2)
 
 
 def test_parents_go_after_their_children():
@@ -247,13 +237,11 @@ def test_reset_drops_everything_or_nothing():
     bench = Bench()
     lock = bench.cache.lock(bench.insert([1, 2]))
     bench.insert([3, 4], "a")
-    assert not bench.cache.reset()
-    assert (bench.matched([1, 2]), bench.matched([3, 4], "a")) == (2, 2)
+    assert not bench.cache.reset() and (bench.matched([1, 2]), bench.matched([3, 4], "a")) == (2, 2)
     bench.cache.unlock(lock)
     assert bench.cache.reset()
     bench.check()
-    assert bench.allocator.num_free == bench.allocator.num_total
-    assert bench.cache.num_nodes == 0
+    assert bench.allocator.num_free == bench.allocator.num_total and bench.cache.num_nodes == 0
 
 
 def test_a_cache_that_is_off_takes_nothing():

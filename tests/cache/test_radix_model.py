@@ -125,8 +125,7 @@ class CacheMachine(RuleBasedStateMachine):
         evictable = {prefix: cached for prefix, cached in self.model.items() if prefix not in locked}
         num_freed = self.cache.evict(num_pages)
         gone = self.forget_freed_pages()
-        assert num_freed == len(gone)
-        assert num_freed >= min(num_pages, len(evictable))
+        assert num_freed == len(gone) and num_freed >= min(num_pages, len(evictable))
         assert gone.keys() <= evictable.keys()
         kept = [cached.last_used for prefix, cached in evictable.items() if prefix not in gone]
         assert max((cached.last_used for cached in gone.values()), default=0) <= min(kept, default=self.time)
@@ -135,8 +134,7 @@ class CacheMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         before = self.allocator.num_free
         if self.cache.num_protected:
-            assert not self.cache.reset()
-            assert self.allocator.num_free == before
+            assert not self.cache.reset() and self.allocator.num_free == before
         else:
             assert self.cache.reset()
             self.forget_freed_pages()
@@ -210,8 +208,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.unlock(lock)
         for watch, _, _ in self.watches:
             self.cache.unwatch(watch)
-        assert self.cache.reset()
-        assert self.allocator.num_free == NUM_PAGES
+        assert self.cache.reset() and self.allocator.num_free == NUM_PAGES
         assert self.cache.stats().num_namespaces == 0
 
 
@@ -260,5 +257,4 @@ def run_traffic(seed: int, page_size: int, num_steps: int) -> list[object]:
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_equal_calls_give_equal_pages(page_size: int):
     first = run_traffic(1, page_size, 500)
-    assert first == run_traffic(1, page_size, 500)
-    assert first != run_traffic(2, page_size, 500)
+    assert first == run_traffic(1, page_size, 500) and first != run_traffic(2, page_size, 500)

@@ -133,8 +133,7 @@ def test_a_prefix_is_usable_up_to_its_last_state_that_is_there():
     assert [slots.num_usable(prefix, count) for count in range(6)] == [0, 0, 2, 2, 2, 2]
     assert slots.awaits(prefix, 4) and not slots.awaits(prefix, 5)
     slots.begin_step()
-    assert not slots.awaits(prefix, 4)
-    assert slots.num_usable(prefix, 5) == 4
+    assert not slots.awaits(prefix, 4) and slots.num_usable(prefix, 5) == 4
     assert make(page_size=4).num_usable(prefix, 20) == 0
 
 

@@ -31,8 +31,7 @@ def insert(cache: RadixCache, tokens: np.ndarray, namespace: str = "") -> None:
 
 def test_a_watch_begins_at_the_present_match(cache: RadixCache):
     insert(cache, array(1, 2, 3))
-    assert cache.watch(array(1, 2, 4)).matched == 2
-    assert cache.watch(array(4)).matched == 0
+    assert cache.watch(array(1, 2, 4)).matched == 2 and cache.watch(array(4)).matched == 0
     assert cache.watch(array(1), "other").matched == 0
     assert changed_watches(cache) == []
     check_cache(cache)
@@ -44,8 +43,7 @@ def test_an_insert_lengthens_the_watches_it_concerns(cache: RadixCache):
     other = cache.watch(array(7, 2, 3))
     insert(cache, array(1, 2, 3))
     assert (first.matched, second.matched, other.matched) == (3, 2, 0)
-    assert changed_watches(cache) == [first, second]
-    assert changed_watches(cache) == []
+    assert changed_watches(cache) == [first, second] and changed_watches(cache) == []
     insert(cache, array(1, 2, 3, 4, 5))
     assert (first.matched, second.matched) == (4, 2)
     assert changed_watches(cache) == [first]

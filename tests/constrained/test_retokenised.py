@@ -166,8 +166,7 @@ class Reader:
             if fork.accept(elsewhere):
                 fork.mask_key()
             for i in range(len(ids) - back, len(ids)):
-                assert masker.mask_key() == keys[i]
-                assert masker.accept(ids[i])
+                assert masker.mask_key() == keys[i] and masker.accept(ids[i])
             assert masker.mask_key() == keys[-1] and masker.num_accepted == len(ids)
         masker.rollback(len(ids))
         assert masker.mask_key() == keys[0] and not masker.is_complete()

@@ -48,8 +48,7 @@ def test_state_equals_brute_force_after_every_character(patterns: tuple[str, ...
         begins = [(p, s) for p in patterns for s in starts_of(p, end)]
         found = [end - start for p, start in begins if re.fullmatch(p, seen[start:])]
         partial = [end - start for p, start in begins if begins_longer(p, seen[start:])]
-        assert finder.advance(char) == max(found, default=0)
-        assert finder.held_len == max(partial, default=0)
+        assert finder.advance(char) == max(found, default=0) and finder.held_len == max(partial, default=0)
     assert finder.finish() == 0
 
 
@@ -69,8 +68,7 @@ def test_a_pattern_may_be_bound_to_the_beginning_of_the_answer() -> None:
     finder = finder_of("^ab")
     assert [finder.advance(char) for char in "ab"] == [0, 2]
     finder = finder_of("^ab")
-    assert [finder.advance(char) for char in "xab"] == [0, 0, 0]
-    assert finder.held_len == 0
+    assert [finder.advance(char) for char in "xab"] == [0, 0, 0] and finder.held_len == 0
 
 
 def test_the_end_of_the_text_so_far_is_where_every_match_ends() -> None:
@@ -153,8 +151,7 @@ def test_what_is_kept_is_bounded_and_forgetting_changes_nothing(monkeypatch: pyt
     assert (free[-1], len(automaton()._states) > 200) == (14, True)
     monkeypatch.setattr(text_patterns, "MAX_BYTES", 20_000)
     assert lengths() == free
-    assert len(automaton()._states) <= 50
-    assert len(automaton()._class_of) <= 66
+    assert len(automaton()._states) <= 50 and len(automaton()._class_of) <= 66
 
 
 def test_s4_what_all_answers_keep_is_bounded_in_bytes() -> None:
@@ -193,5 +190,4 @@ def test_time_is_linear_where_backtracking_never_ends() -> None:
 
     begun, rest = (work(lambda count=count: read("a" * count)) for count in (200, 2_000))
     assert rest < 12 * begun
-    assert finder.held_len == 2_200
-    assert finder.advance("b") == 2_201
+    assert finder.held_len == 2_200 and finder.advance("b") == 2_201

@@ -64,8 +64,7 @@ def test_only_the_front_gets_the_signal_and_a_death_is_followed_by_a_start():
 
 
 def test_its_home_is_a_directory_of_its_own_that_nobody_else_enters():
-    assert SERVICE["DynamicUser"] == "yes"
-    assert SERVICE["CacheDirectoryMode"] == "0700"
+    assert SERVICE["DynamicUser"] == "yes" and SERVICE["CacheDirectoryMode"] == "0700"
     name, _, home = replaced(SERVICE["Environment"]).partition("=")
     assert (name, home) == ("HOME", f"/var/cache/{SERVICE['CacheDirectory']}")
 

@@ -240,7 +240,7 @@ class FakeCore:
         }
         for name, ids in named_ids.items():
             if any(token >= VOCAB_SIZE for token in ids):
-                raise RequestError(f"{name} must be below {VOCAB_SIZE}", param=name)
+                raise RequestError.of(name, f"must be below {VOCAB_SIZE}")
         check_length(len(request.input_ids), request.sampling.max_new_tokens, self.info.max_request_tokens)
         if len(self._waiting) >= self._config.max_queued_requests:
             raise QueueFullError(f"at most {self._config.max_queued_requests} requests may wait")

@@ -2,7 +2,7 @@
 
 import itertools
 
-from jsg.engine.byte_cache import ByteCache
+from jsg.byte_cache import ByteCache
 from jsg.engine.front.prefix_index import PrefixIndex
 from jsg.engine.front.routing import Router
 from jsg.engine.grammars.store import GrammarStore

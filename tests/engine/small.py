@@ -221,8 +221,7 @@ def random_aborts(seed: int, arrivals: list[tuple[int, Request]]) -> dict[str, i
 def assert_is_prefix_of(outcome: Outcome, reference: Outcome) -> None:
     """An aborted request has said the beginning of what it would have said."""
     count = len(outcome.token_ids)
-    assert outcome.token_ids == reference.token_ids[:count]
-    assert outcome.logprobs == reference.logprobs[:count]
+    assert outcome.token_ids == reference.token_ids[:count] and outcome.logprobs == reference.logprobs[:count]
 
 
 def remembered[Found](find: Callable[[Request], Found]) -> Callable[[Request], Found]:

@@ -39,8 +39,7 @@ def outcome_of(core: EngineCore, sampling: SamplingParams, **fields: object) -> 
 
 def test_stops_at_its_length(core: EngineCore):
     outcome = outcome_of(core, greedy())
-    assert len(outcome.token_ids) == 12
-    assert outcome.finish == FinishReason(FinishType.LENGTH)
+    assert len(outcome.token_ids) == 12 and outcome.finish == FinishReason(FinishType.LENGTH)
 
 
 def test_stops_at_a_stop_token_and_says_which(core: EngineCore):
@@ -67,8 +66,7 @@ def test_min_new_tokens_puts_off_every_end(core: EngineCore):
 
 def test_zero_new_tokens_only_fill_the_cache(core: EngineCore):
     outcome = outcome_of(core, greedy(max_new_tokens=0))
-    assert outcome.token_ids == []
-    assert outcome.finish == FinishReason(FinishType.LENGTH)
+    assert outcome.token_ids == [] and outcome.finish == FinishReason(FinishType.LENGTH)
     again = small.run(core, [(0, Request(rid="again", input_ids=PROMPT, sampling=greedy(max_new_tokens=0)))])["again"]
     assert again.cached_tokens == len(PROMPT)
     follower = small.run(core, [(0, Request(rid="next", input_ids=PROMPT, sampling=greedy()))])["next"]
@@ -92,8 +90,7 @@ def test_prompt_logprobs_equal_those_of_generating_the_same_tokens(core: EngineC
 @pytest.mark.parametrize("start", [0, 1, 5, len(PROMPT) - 1, len(PROMPT)])
 def test_prompt_logprobs_start_where_asked_even_when_the_prompt_is_cached(core: EngineCore, start: int):
     full = outcome_of(core, greedy(max_new_tokens=1), return_logprob=True, logprob_start_len=0)
-    assert full.prompt_logprobs is not None
-    assert full.prompt_logprobs[0].logprob is None
+    assert full.prompt_logprobs is not None and full.prompt_logprobs[0].logprob is None
     assert [s.token_id for s in full.prompt_logprobs] == list(PROMPT)
     request = Request(
         rid="s", input_ids=PROMPT, sampling=greedy(max_new_tokens=1), return_logprob=True, logprob_start_len=start
@@ -133,8 +130,7 @@ def test_same_seed_same_tokens_other_seed_other_tokens(core: EngineCore):
     def tokens(seed: int) -> list[int]:
         return outcome_of(core, greedy(temperature=1.0, sampling_seed=seed)).token_ids
 
-    assert tokens(3) == tokens(3)
-    assert tokens(3) != tokens(4)
+    assert tokens(3) == tokens(3) and tokens(3) != tokens(4)
 
 
 def test_namespaces_share_nothing(core: EngineCore):
@@ -188,8 +184,7 @@ def test_the_cache_is_not_flushed_under_running_requests(core: EngineCore):
     core.abort("a")
     while core.has_work:
         core.step()
-    assert core.flush_cache()
-    assert core.stats()["num_cached_tokens"] == 0
+    assert core.flush_cache() and core.stats()["num_cached_tokens"] == 0
 
 
 @pytest.mark.parametrize("ends_by", ["abort", "stop token"])
@@ -203,8 +198,7 @@ def test_the_cache_can_be_flushed_as_soon_as_the_last_request_has_ended(core: En
         core.abort("a")
     while not core.scheduler.is_idle and ends_by != "abort":
         outputs += core.step()
-    assert core._in_flight is not None
-    assert core.flush_cache()
+    assert core._in_flight is not None and core.flush_cache()
     assert core.stats()["num_cached_tokens"] == 0
     while core.has_work:
         outputs += core.step()
@@ -222,8 +216,7 @@ def test_a_row_with_logits_that_are_not_finite_fails_alone(new_core_of):
     good = Request(rid="good", input_ids=PROMPT, sampling=greedy())
     bad = Request(rid="bad", input_ids=(*PROMPT[:9], 90), sampling=greedy())
     outcomes = small.run(core, [(0, bad), (0, good)])
-    assert outcomes["bad"].finish is not None
-    assert outcomes["bad"].finish.type is FinishType.ERROR
+    assert outcomes["bad"].finish is not None and outcomes["bad"].finish.type is FinishType.ERROR
     assert len(outcomes["good"].token_ids) == 12
 
 

@@ -17,7 +17,7 @@ from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.engine.late import POOL_TOKENS
 from tests.golden.compare import Recorded
-from tests.golden.families import one_of_each
+from tests.golden.families import covering, mark, one_of_each
 from tests.golden.variants import random_tensors, write_checkpoint
 
 CHUNK = 23  # the recorded prompt of 40 tokens takes two
@@ -46,8 +46,9 @@ class Golden(Recorded):
 
 
 def cases() -> list[Any]:
+    slow = covering(one_of_each())
     names = dict.fromkeys([*FAST, *one_of_each()])
-    found = [pytest.param(name, small.DETERMINISTIC, marks=[] if name in FAST else pytest.mark.slow) for name in names]
+    found = [pytest.param(name, small.DETERMINISTIC, marks=mark(name, FAST, slow)) for name in names]
     others = (("mixtral", {}), ("mixtral_three_of_five", small.DETERMINISTIC))
     return found + [pytest.param(*other, marks=pytest.mark.slow) for other in others]
 
@@ -69,8 +70,7 @@ def test_cold_cached_and_batched_answers_are_the_recorded_one(
     first, second = (golden.question(rid, namespace="x") for rid in "ab")
     assert small.run(core, [(0, first)])["a"].token_ids == golden.greedy
     cached = small.run(core, [(0, dataclasses.replace(second, return_logprob=True, top_logprobs_num=3))])["b"]
-    assert cached.cached_tokens == len(second.input_ids) - 1
-    assert cached.token_ids == golden.greedy
+    assert cached.cached_tokens == len(second.input_ids) - 1 and cached.token_ids == golden.greedy
 
     traffic = small.traffic(0)
     outcomes = small.run(core, [(4, asked), *traffic])

@@ -81,8 +81,7 @@ def test_those_that_wait_too_long_are_refused_while_others_run(core_of, monkeypa
     (refusal,) = core.refuse_overdue()
     assert refusal.rid == "waits"
     error = refusal.failure.to_error()
-    assert type(error) is QueueTimeoutError
-    assert "--queue-timeout" in str(error)
+    assert type(error) is QueueTimeoutError and "--queue-timeout" in str(error)
     assert core.stats()["num_expired"] == before + 1
     ended = set()
     while core.has_work:
@@ -146,8 +145,7 @@ def test_what_raises_for_one_request_fails_that_request_only(
     bad = request("bad", (90, *PROMPT), fields=SCORED, sampling_seed=BAD_SEED, **sampling)
     outcomes = small.run(core, [(0, neighbours[0]), (0, bad), (0, neighbours[1]), (2, neighbours[2])])
     finish = outcomes["bad"].finish
-    assert finish is not None
-    assert finish.type is FinishType.ERROR
+    assert finish is not None and finish.type is FinishType.ERROR
     assert "only this request" not in (finish.message or ""), "the trace belongs in the log"
     assert "a bug that only this request meets" in caplog.text
     for each in neighbours:
@@ -169,10 +167,8 @@ def test_a_bias_that_raises_at_the_end_of_the_minimum_fails_alone(core: EngineCo
     monkeypatch.setattr(packing, "bias_of", bias_of)
     wanted = [request(rid, (token, *PROMPT), min_new_tokens=3) for rid, token in (("bad", 80), ("good", 81))]
     outcomes = small.run(core, [(0, each) for each in wanted])
-    assert outcomes["bad"].finish is not None
-    assert outcomes["bad"].finish.type is FinishType.ERROR
-    assert len(outcomes["bad"].token_ids) == 3
-    assert len(outcomes["good"].token_ids) == 12
+    assert outcomes["bad"].finish is not None and outcomes["bad"].finish.type is FinishType.ERROR
+    assert len(outcomes["bad"].token_ids) == 3 and len(outcomes["good"].token_ids) == 12
 
 
 @pytest.mark.parametrize("place", ["new_running_request", "watch"])
@@ -256,8 +252,7 @@ def test_a_miss_is_explained(core: EngineCore):
     assert [output.cache_report is not None for output in outputs] == [True] + [False] * (len(outputs) - 1)
     report = outputs[0].cache_report
     assert (report.matched_tokens, report.matchable_tokens, report.first_difference) == (10, 11, 10)
-    assert report.cached_continuations == (PROMPT[10],)
-    assert report.evicted_at is None
+    assert report.cached_continuations == (PROMPT[10],) and report.evicted_at is None
     assert core.answer(Call(1, "flush_cache"))
     core.add(request("third", fields=wants, max_new_tokens=1))
     report = next(output.cache_report for output in iter(core.step, None) for output in output)

@@ -60,6 +60,5 @@ def test_flushing_the_cache_ends_holds(core_of: Callable[..., EngineCore]):
     core = core_of(**small.DETERMINISTIC)
     core.add(hold("held"))
     steps(core)
-    assert core.flush_cache()
-    assert core.stats()["num_cached_tokens"] == 0
+    assert core.flush_cache() and core.stats()["num_cached_tokens"] == 0
     assert [output.finish for output in steps(core)] == [FinishReason(FinishType.STOP)]

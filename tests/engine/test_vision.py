@@ -99,8 +99,7 @@ def test_the_answer_is_that_of_hugging_face_although_a_chunk_ends_inside_the_ima
     assert image.start < CHUNK < image.end
     before = encoder(core)
     answer = small.run(core, [(0, question(golden, "r"))])["r"]
-    assert answer.token_ids == golden.arrays["greedy"].tolist()
-    assert answer.cached_tokens == 0
+    assert answer.token_ids == golden.arrays["greedy"].tolist() and answer.cached_tokens == 0
     assert since(core, before)[1] == NUM_TILES
 
 
@@ -179,8 +178,7 @@ def test_what_images_take_of_the_pool_is_told_and_flushed(core: EngineCore, gold
     assert core.stats()["vision_bytes"] == 0
     small.run(core, [(0, question(golden, "r"))])
     rows = 3 * golden.vision.patches_per_frame + 3 * golden.vision.patches_per_tile
-    assert core.stats()["vision_bytes"] == rows * golden.config.hidden_size * 4
-    assert core.flush_cache()
+    assert core.stats()["vision_bytes"] == rows * golden.config.hidden_size * 4 and core.flush_cache()
     assert core.stats()["vision_bytes"] == 0
 
 

@@ -21,8 +21,7 @@ def differs_at_a_tie(request: Request, got: small.Outcome, expected: small.Outco
             assert margin(request, expected, i) < MARGIN, f"token {i} of {request.rid} differs without a tie"
             return True
         assert_close(got.logprobs[i : i + 1], expected.logprobs[i : i + 1])
-    assert len(got.token_ids) == len(expected.token_ids)
-    assert got.finish == expected.finish
+    assert len(got.token_ids) == len(expected.token_ids) and got.finish == expected.finish
     return False
 
 

@@ -161,8 +161,7 @@ def pieces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_sentencepiece_ids_are_those_of_the_published_tokenizer(pieces: Any, text: str):
     ours, theirs = pieces
     ids = theirs.encode(text, add_special_tokens=False).ids
-    assert ours.encode(text, add_special_tokens=False) == ids
-    assert ours.encode(text) == [1, *ids]
+    assert ours.encode(text, add_special_tokens=False) == ids and ours.encode(text) == [1, *ids]
     assert ours.decode(ids) == theirs.decode(ids)
 
 

@@ -1,6 +1,7 @@
 """Rows times a kernel in few bits, or one of each expert, in interpret mode. Tests on a GPU use the same cases."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -88,9 +89,18 @@ def test_it_is_the_product_with_the_restored_kernel(name: str):
     np.testing.assert_allclose(found, reference, rtol=0, atol=rounded)
 
 
+SHAPES = (1, 256, (8,)), (40, 640, (200,)), (300, 128, (3, 2, 24))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize(("count", "depth", "out"), [(1, 256, (8,)), (40, 640, (200,)), (300, 128, (3, 2, 24))])
+@pytest.mark.parametrize(
+    ("name", "count", "depth", "out"),
+    [
+        pytest.param(name, *shape, marks=() if (i + j) % 3 == 0 else pytest.mark.long)
+        for i, name in enumerate(FORMS)
+        for j, shape in enumerate(SHAPES)
+    ],
+)
 def test_it_is_so_in_other_shapes(name: str, count: int, depth: int, out: tuple[int, ...]):
     x, kernel = rows(count, depth), made(FORMS[name], depth, out)
     np.testing.assert_allclose(compiled()(x, kernel), product(x, kernel), rtol=0, atol=4e-5)
@@ -154,43 +164,102 @@ def test_experts(name: str):
     np.testing.assert_allclose(*(np.asarray(each, np.float32) for each in made_of.values()), rtol=0.02, atol=0.02)
 
 
-def result_of(instructions: str, words: np.ndarray, other: np.ndarray, dtype: str) -> np.ndarray:
-    """What the instructions for a card make of two arrays of words, each half by itself."""
-    at: dict[str, np.ndarray | int] = {"$1": words, "$2": other}
+def result_of(instructions: str, dtype: str, words: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the instructions for a card make of arrays of words, by the names of operands."""
+    at, short = dict(words), jnp.dtype(dtype)
 
-    def value(name: str) -> Any:
-        return int(name, 16) if name.startswith("0x") else at[name]
+    def value(name: str) -> np.ndarray:
+        return np.asarray(at[name] if name in at else int(name, 0), np.uint32)
 
-    def halves(name: str) -> np.ndarray:
-        word = np.asarray(value(name), np.uint32)
-        return np.stack([word & 0xFFFF, word >> 16], -1).astype(np.uint16).view(jnp.dtype(dtype)).astype(np.float64)
+    def halves(word: np.ndarray) -> np.ndarray:
+        return np.stack([word & 0xFFFF, word >> 16], -1).astype(np.uint16).view(short).astype(np.float64)
 
-    for line in instructions.strip("{} ").rstrip(";").split(";")[1:]:
-        operation, *names = line.replace(",", " ").split()
-        if operation == "mov.b32":
-            at[names[0]] = value(names[1])
-        elif operation == "lop3.b32":
-            assert names[4] == "0xea"
-            at[names[0]] = (value(names[1]) & value(names[2])) | value(names[3])
+    def rounded(both: np.ndarray) -> np.ndarray:
+        return both.astype(short).view(np.uint32)[..., 0]
+
+    def prmt(first: np.ndarray, second: np.ndarray, selected: np.ndarray) -> np.ndarray:
+        both = [word >> 8 * i & 255 for word in (first, second) for i in range(4)]
+        return sum(both[int(selected) >> 4 * i & 7] << 8 * i for i in range(4))
+
+    def of_float32(operation: Any) -> Any:
+        return lambda *operands: operation(*(each.view(np.float32) for each in operands)).view(np.uint32)
+
+    operations = {
+        "mov.b32": lambda word: word,
+        "shl.b32": np.left_shift,
+        "shr.u32": np.right_shift,
+        "and.b32": np.bitwise_and,
+        "prmt.b32": prmt,
+        "lop3.b32": lambda a, b, c, table: (a & b) | c,
+        "mul.rn.f32": of_float32(np.multiply),
+        "sub.rn.f32": of_float32(np.subtract),
+    }
+    for line in instructions.strip("{} ").rstrip(";").split("; "):
+        operation, *names = line.replace(",", " ").replace("{", "").replace("}", "").split()
+        if operation.startswith(".reg"):
+            continue
+        if names[0] == "half0":
+            both = halves(value(names[2]))
+            at["half0"], at["half1"] = both[..., 0], both[..., 1]
+        elif operation.startswith("fma.rn"):
+            a, b, c = (halves(value(name)) for name in names[1:])
+            at[names[0]] = rounded(a * b + c)
+        elif operation.startswith("cvt.f32"):
+            at[names[0]] = at[names[1]].astype(np.float32).view(np.uint32)
+        elif operation.startswith("cvt.rn"):
+            at[names[0]] = rounded(np.stack([value(name).view(np.float32) for name in names[:0:-1]], -1))
         else:
-            assert operation == f"fma.rn.{ {'bfloat16': 'bf16', 'float16': 'f16'}[dtype] }x2" and names[0] == "$0"
-            return halves(names[1]) * halves(names[2]) + halves(names[3])
-    raise AssertionError("nothing was made")
+            assert names[4:] in ([], ["0xea"])
+            at[names[0]] = np.asarray(operations[operation](*map(value, names[1:])), np.uint32)
+    return {name: halves(np.asarray(word)) for name, word in at.items() if name in ("$0", "$1", "$2", "$3")}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("numbers", ["int4", "uint4", "e2m1"])
-def test_what_a_card_makes_of_every_byte(numbers: Any, dtype: str):
-    """Interpret mode cannot run these instructions, so they are followed here."""
-    form, codes = Form(numbers, 32), np.arange(256, dtype=np.uint8)
-    words = np.asarray(few_bits_block.codes_in_words(jnp.asarray(codes), form, jnp.dtype(dtype)))
-    for zero in (0,) if numbers == "e2m1" else (0, -7, 8):
-        offset = few_bits_block.offset_of(form, jnp.dtype(dtype)) + zero
-        both = np.asarray([-offset] * 2, jnp.dtype(dtype)).view(np.uint32)
-        found = result_of(few_bits_block.instructions(form, jnp.dtype(dtype)), words, both, dtype)
-        meant = np.asarray(NUMBERS_OF_4_BITS[numbers])[np.stack([codes & 15, codes >> 4], -1)] - zero
-        np.testing.assert_array_equal(found, meant)
-        np.testing.assert_array_equal(few_bits_block.numbers_of(jnp.asarray(codes & 15), form), meant[:, 0] + zero)
+def test_what_a_card_makes_of_every_byte(dtype: str):
+    """Interpret mode cannot run these instructions, so they are followed here: numbers, less a zero, and weights."""
+    short = jnp.dtype(dtype)
+    byte = np.random.default_rng(0).permuted(np.tile(np.arange(256, dtype=np.uint32), (4, 1)), axis=1)
+    scale, offset = np.asarray(0.371, dtype), np.float32(0.123)
+    words = {"$4": sum(byte[i] << 8 * i for i in range(4))}
+    in_both = {"scale": np.asarray([scale] * 2).view(np.uint32)}
+    wide = {"scale": np.float32(scale).view(np.uint32), "offset": offset.view(np.uint32)}
+    for numbers, zero in itertools.product(NUMBERS_OF_4_BITS, (None, -7, 8)):
+        form = Form(numbers, 32)
+        less = {} if zero is None else {"less": few_bits_block.line_of(form, short)[1] - zero}
+        less = {name: np.asarray([each] * 2, short).view(np.uint32) for name, each in less.items()}
+        for of_weight, kind in (({}, short), (in_both, short), (wide, np.float32)):
+            given = less | of_weight
+            at = words | {f"${5 + 4 * n + i}": word for n, word in enumerate(given.values()) for i in range(4)}
+            found = result_of(few_bits_block.nibbles_to_weights(form, short, kind, tuple(given)), dtype, at)
+            for i in range(4):
+                codes = np.stack([byte[i] & 15, byte[i] >> 4], -1)
+                meant = np.asarray(NUMBERS_OF_4_BITS[numbers])[codes] - (zero or 0)
+                if of_weight is in_both:
+                    meant = (meant * float(scale)).astype(short)
+                elif of_weight:
+                    meant = (meant.astype(np.float32) * np.float32(scale) - offset).astype(short)
+                np.testing.assert_array_equal(found[f"${i}"], meant.astype(np.float64))
+        codes = jnp.arange(16, dtype=jnp.uint8)
+        np.testing.assert_array_equal(few_bits_block.numbers_of(codes, form), NUMBERS_OF_4_BITS[numbers])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_a_card_makes_of_every_scale_of_few_bits_and_every_int8(dtype: str):
+    short, form = jnp.dtype(dtype), FORMS["jsg"]
+    scale = np.arange(16, 32) * np.float64(2.0**-9)  # five significant bits
+    codes, scale = (each.ravel() for each in np.meshgrid(np.arange(16, dtype=np.uint32), scale))
+    line = [np.asarray(each * scale, short).view(np.uint16) for each in few_bits_block.line_of(form, short)]
+    at = {f"${5 + 4 * n + i}": each.astype(np.uint32) * 0x10001 for n, each in enumerate(line) for i in range(4)}
+    at |= {"$4": codes * 0x11111111}
+    found = result_of(few_bits_block.nibbles_to_weights(form, short, short, ("factor", "less")), dtype, at)
+    for each in found.values():
+        np.testing.assert_array_equal(each, np.stack([(codes - 8.0) * scale] * 2, -1))
+    byte = np.arange(256, dtype=np.uint32)
+    word = byte | byte << 8 | (255 - byte) << 16 | 7 << 24
+    found = result_of(few_bits_block.bytes_to_numbers(short), dtype, {"$2": word})
+    whole = byte.astype(np.uint8).view(np.int8)
+    np.testing.assert_array_equal(found["$0"], np.stack([whole, whole], -1))
+    np.testing.assert_array_equal(found["$1"], np.stack([whole[::-1], np.full(256, 7)], -1))
 
 
 def test_what_it_does_not_take_is_refused():

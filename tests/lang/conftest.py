@@ -1,7 +1,7 @@
 """What tests of several files of the language share: the tokenizer, one engine and one server of the embedded model."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from unittest import mock
 
@@ -9,11 +9,14 @@ import pytest
 
 import jsg
 from jsg.lang.http.runtime import Runtime
+from jsg.lang.words.backend import Session
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
 from tests.conftest import COMPILE_CACHE
 from tests.engine.late import late_programs
+from tests.lang.wire_servers import PAGE, TOKENS, Parrot, WireServer
 from tests.processing.conftest import all_tokenizers, directories  # noqa: F401
+from tests.server.conftest import model_dir  # noqa: F401
 
 SMALL = {
     "deterministic": True,
@@ -63,3 +66,23 @@ def runtime() -> Iterator[Runtime]:
         made = Runtime(**SMALL, served_model_name="small")
     with made as runtime:
         yield runtime
+
+
+@pytest.fixture
+def wire() -> Iterator[WireServer]:
+    """An API around a toy model that goes on in a page of three fields."""
+    with WireServer(Parrot(PAGE, TOKENS)).running() as server:
+        yield server
+
+
+@pytest.fixture
+async def backend(wire: WireServer, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    """The backend that the file's `backend_of` makes for that API."""
+    async with request.module.backend_of(wire) as backend:
+        yield backend
+
+
+@pytest.fixture
+def session(backend: Any) -> Session:
+    """One that the backend has opened."""
+    return backend.open()

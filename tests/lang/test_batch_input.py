@@ -156,12 +156,10 @@ def test_a_batch_that_would_stop_a_running_loop_is_an_error_and_runs_nothing(pro
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_cell_of_a_notebook_may_wait_for_a_batch(program, monkeypatch):
-    async def cell():
-        return [state["a"] for state in program.run_batch([("x",), ("y",)], backend=echoing())]
-
+async def test_the_cell_of_a_notebook_may_wait_for_a_batch(program, monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: object()))
-    assert asyncio.run(cell()) == ["<x>", "<y>"]
+
+    assert [state["a"] for state in program.run_batch([("x",), ("y",)], backend=echoing())] == ["<x>", "<y>"]
 
 
 def test_texts_are_found_among_many_values_of_arguments_and_in_those_that_contain_themselves():

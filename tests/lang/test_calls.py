@@ -173,40 +173,35 @@ READS = {
 
 
 @pytest.mark.parametrize("where", ["plain", "here", "server"])
-def test_a_read_that_would_block_a_running_loop_is_refused_and_one_of_a_state_at_its_end_is_not(where):
-    async def main():
-        gate = Gate()
-        given = {} if where == "plain" else {"where": where}
-        program = one_gen if where == "plain" else one_gen.compile()
-        backend = waiting(gate) if where != "server" else GraphServer(late(gate))
-        state = program.run(backend=backend, **given, **({"stream": True} if where == "plain" else {}))
-        for name, read in READS.items():
-            if where != "server" and name == "ret_value":
-                continue  # that it is None may be known
-            with pytest.raises(ProgramError, match=r"await s\.aget\(name\).*arun"):
-                read(state)
-        gate.open()
-        await state.settle()
-        state = await program.arun(backend=backend, **given)
-        for read in READS.values():
-            read(state)
-        return state.text()
-
-    assert asyncio.run(main()) == "pA"
-
-
-def test_a_plain_body_that_reads_under_a_running_loop_is_refused():
-    async def main():
-        with pytest.raises(ProgramError, match="arun"):
-            plain_leaf.run("q", backend=waiting(gate))
-        gate.open()
-        return (await plain_leaf.arun("q", backend=ScriptedBackend("A"))).ret_value
-
+async def test_a_read_that_would_block_a_running_loop_is_refused_and_one_of_a_state_at_its_end_is_not(where):
     gate = Gate()
-    assert asyncio.run(main()) == "A"
+    given = {} if where == "plain" else {"where": where}
+    program = one_gen if where == "plain" else one_gen.compile()
+    backend = waiting(gate) if where != "server" else GraphServer(late(gate))
+    state = program.run(backend=backend, **given, **({"stream": True} if where == "plain" else {}))
+    for name, read in READS.items():
+        if where != "server" and name == "ret_value":
+            continue  # that it is None may be known
+        with pytest.raises(ProgramError, match=r"await s\.aget\(name\).*arun"):
+            read(state)
+    gate.open()
+    await state.settle()
+    state = await program.arun(backend=backend, **given)
+    for read in READS.values():
+        read(state)
+    assert (state.text()) == "pA"
 
 
-def test_a_cell_of_a_notebook_may_block_its_loop_but_no_async_body_may(monkeypatch):
+async def test_a_plain_body_that_reads_under_a_running_loop_is_refused():
+    gate = Gate()
+
+    with pytest.raises(ProgramError, match="arun"):
+        plain_leaf.run("q", backend=waiting(gate))
+    gate.open()
+    assert ((await plain_leaf.arun("q", backend=ScriptedBackend("A"))).ret_value) == "A"
+
+
+async def test_a_cell_of_a_notebook_may_block_its_loop_but_no_async_body_may(monkeypatch):
     @sgl.function
     async def body(s):
         s += sgl.gen("x")
@@ -216,13 +211,11 @@ def test_a_cell_of_a_notebook_may_block_its_loop_but_no_async_body_may(monkeypat
 
     gate = Gate()
 
-    async def cell():
-        assert one_gen.run(backend=ScriptedBackend("A"))["x"] == "A"
-        assert one_gen.compile().run(backend=ScriptedBackend("A"))["x"] == "A"
-        await body.arun(backend=waiting(gate))
-
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=object))
-    asyncio.run(cell())
+
+    assert one_gen.run(backend=ScriptedBackend("A"))["x"] == "A"
+    assert one_gen.compile().run(backend=ScriptedBackend("A"))["x"] == "A"
+    await body.arun(backend=waiting(gate))
 
 
 @sgl.function

@@ -125,8 +125,7 @@ class TestPublishedMethods:
         rows = (choice(-1.0, -0.2), choice(-1.0, -5.0, 0.0), choice(-1.0), choice(-2.0, 0.0))
         given = ScoredChoices(part_ids=(), common_ids=(), choices=rows, meta={})
         selection = decide("abcd", given, method="greedy_token_selection")
-        assert selection.choice == "a"
-        assert selection.meta["greedy_logprob_matrix"][0] == [-1.0, -0.2, -0.6]
+        assert selection.choice == "a" and selection.meta["greedy_logprob_matrix"][0] == [-1.0, -0.2, -0.6]
         assert selection.meta["greedy_logprob_matrix"][2] == [-1.0, -1.0, -1.0]
 
     def test_unconditional_likelihood_normalized_is_the_mean_gain(self):

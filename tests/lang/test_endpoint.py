@@ -496,8 +496,7 @@ class TestTheRest:
                 if len(clients) == 1:
                     asyncio.run(endpoint.close())  # on another loop than that of programs
                     assert clients[0].is_closed
-        assert clients[1].is_closed
-        assert clients[0] is not clients[1]
+        assert clients[1].is_closed and clients[0] is not clients[1]
 
     def test_it_closes_a_connection_that_was_being_opened(self, server, monkeypatch):
         server.replies["/get_server_info"] = [Reply({})]

@@ -18,12 +18,7 @@ from jsg.server import kept_files
 from tests.lang.fake_server import LAST, TEMPLATE, FakeServer, Reply, answer, failure, fake_server
 from tests.lang.wire_servers import serving
 from tests.server.scripted import ScriptedServer
-from tests.server.vision_model import base64_of, png, write_vision_model
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
+from tests.server.vision_model import base64_of, png
 
 
 @pytest.fixture
@@ -82,8 +77,7 @@ def test_f7_a_program_sends_its_picture_once(made, wire):
     sockets, endpoint = wire
     for number in range(2):
         state = describe.run(png(), backend=endpoint)
-        assert state["sure"] in ("yes", "no")
-        assert state["more"] == ["hell"] * 3
+        assert state["sure"] in ("yes", "no") and state["more"] == ["hell"] * 3
         assert sockets.count(base64_of(png())) == 1, f"in run {number}"
     name = hashlib.sha256(png()).hexdigest()
     num_calls = 2 * (1 + 1 + 3 + 1)  # the gen, the hint of the fork, its branches and the choice
@@ -96,8 +90,7 @@ def test_a_server_that_keeps_nothing_is_sent_the_picture_with_each_call(made, wi
     monkeypatch.setattr(kept_files, "KEPT_BYTES", 0)
     sockets, endpoint = wire
     state = describe.run(png(), backend=endpoint)
-    assert state.error() is None
-    assert state["more"] == ["hell"] * 3
+    assert state.error() is None and state["more"] == ["hell"] * 3
     assert sockets.count(base64_of(png())) == 6
 
 
@@ -169,8 +162,7 @@ class TestAgainstWrittenAnswers:
             await self.generate(endpoint)
 
         run(keeper, calls)
-        assert self.pictures(keeper, "/select") == [self.WHOLE]
-        assert self.pictures(keeper) == [self.NAMED]
+        assert self.pictures(keeper, "/select") == [self.WHOLE] and self.pictures(keeper) == [self.NAMED]
 
     def test_frames_are_named_one_by_one(self, keeper):
         frames = (MediaPart("video", (b"a", b"b"), "video/jpeg", 2),)

@@ -1,6 +1,5 @@
 """Programs on a real server over a real socket: common text is computed once, and ended programs free all."""
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,18 +93,6 @@ class TestReuse:
                 assert end["prompt_tokens"] == inner_common + num_tokens(tokenizer, own)
                 assert end["cached_tokens"] >= inner_common
 
-    def test_f6_turns_compute_only_what_is_new(self, backend):
-        @sgl.function
-        def program(s):
-            for question in ("What is the capital of France?", "What is the capital of Japan?"):
-                s += sgl.user(question) + sgl.assistant(sgl.gen(question, max_tokens=20, temperature=0))
-
-        state = program.run(backend=backend)
-        first, second = (
-            state.get_meta_info(name) for name in ("What is the capital of France?", "What is the capital of Japan?")
-        )
-        assert second["cached_tokens"] == first["prompt_tokens"] + first["completion_tokens"] - 1
-
     def test_a_prefix_is_held_while_branches_are_open(self, backend):
         @sgl.function
         def program(s):
@@ -119,20 +106,6 @@ class TestReuse:
         held: list[int] = []
         program.run(backend=backend).sync()
         assert held == [1]
-
-    def test_a_choice_is_scored_in_one_call_behind_what_is_cached(self, backend):
-        @sgl.function
-        def program(s):
-            s += sgl.user("What is the capital of France?")
-            s += sgl.assistant("The capital of France is" + sgl.gen("a", max_tokens=3, temperature=0))
-            s += sgl.user("Is it Paris?") + sgl.assistant(sgl.select("b", ["Yes", "No", "Never"]))
-
-        state = program.run(backend=backend)
-        assert state["b"] in ("Yes", "No", "Never")
-        meta = state.get_meta_info("b")
-        assert sum(meta["probabilities"]) == pytest.approx(1)
-        first = state.get_meta_info("a")
-        assert meta["cached_tokens"] >= first["prompt_tokens"] + first["completion_tokens"] - 1
 
 
 class TestTheSameAsOtherwise:
@@ -161,54 +134,7 @@ class TestTheSameAsOtherwise:
 
         state = program.run(backend=backend, stream=True)
         pieces = list(state.text_iter("a"))
-        assert "".join(pieces) == state["a"] == program.run(backend=backend)["a"]
-        assert len(pieces) > 1
-
-    def test_several_continuations(self, backend):
-        @sgl.function
-        def program(s):
-            s += "Once upon a time" + sgl.gen("a", max_tokens=4, n=3, temperature=1.0, seed=7)
-
-        state = program.run(backend=backend, return_logprob=True)
-        answers, meta = state["a"], state.get_meta_info("a")
-        first, second, third = meta["answers"]
-        assert first["output_token_logprobs"] == meta["output_token_logprobs"] != second["output_token_logprobs"]
-        assert [len(each["output_token_logprobs"]) for each in (first, second, third)] == [4, 4, 4]
-        assert "part_ids" not in second
-        sampling = {"max_new_tokens": 4, "n": 3, "temperature": 1.0, "sampling_seed": 7}
-        assert answers == [answer["text"] for answer in backend.generate("Once upon a time", sampling)]
-
-    def test_a_stop_pattern_ends_an_answer(self, backend):
-        @sgl.function
-        def program(s):
-            s += sgl.user("What is the capital of France?")
-            s += sgl.assistant(sgl.gen("a", max_tokens=20, temperature=0, stop_regex=r"P[a-z]+s"))
-
-        state = program.run(backend=backend)
-        assert state["a"] == "The capital of France is "
-        assert state.get_meta_info("a")["finish_reason"] == {"type": "stop", "matched": r"P[a-z]+s"}
-
-    def test_a_batch(self, backend):
-        @sgl.function
-        def program(s, word):
-            s += f"The word {word}" + sgl.gen("a", max_tokens=2, **GREEDY)
-
-        words = [{"word": f"w{i}"} for i in range(24)]
-        states = program.run_batch(words, backend=backend)
-        assert [state["a"] for state in states] == [program.run(word["word"], backend=backend)["a"] for word in words]
-
-    def test_an_async_program_on_the_callers_loop(self, backend):
-        @sgl.function
-        async def program(s):
-            s += "Once upon a time" + sgl.gen("a", max_tokens=4, **GREEDY)
-            return len(await s.aget("a"))
-
-        async def main():
-            state = await program.arun(backend=backend)
-            return await state.aget("a"), state.ret_value
-
-        text, length = asyncio.run(main())
-        assert length == len(text)
+        assert "".join(pieces) == state["a"] == program.run(backend=backend)["a"] and len(pieces) > 1
 
 
 class TestSentWhole:
@@ -233,14 +159,6 @@ class TestSentWhole:
 
         state = program.compile().run(start="Once upon a time", backend=backend, stream=True)
         assert "".join(state.text_iter("a")) == state["a"] == program.run("Once upon a time", backend=backend)["a"]
-
-    def test_a_program_that_is_refused(self, backend):
-        @sgl.function
-        def program(s, start):
-            s += start + sgl.gen("a", max_tokens=20, temperature=1000.0)
-
-        with pytest.raises(RequestError, match="temperature must be"):
-            program.compile().run(start="a", backend=backend)["a"]
 
 
 class TestEnds:
@@ -278,10 +196,6 @@ class TestEnds:
         assert type(raised.value) is kind
         assert any("test_endpoint_real.py" in note for note in raised.value.__notes__)
 
-    def test_the_admin_of_a_cache(self, backend):
-        assert sgl.flush_cache(backend) is True
-        assert sgl.get_server_info(backend)["model_path"] == "tiny"
-
 
 def test_live_forks_take_no_thread_each(runtime):
     @sgl.function
@@ -295,6 +209,5 @@ def test_live_forks_take_no_thread_each(runtime):
     threads: list[int] = []
     before = threading.active_count()  # threads of other tests may end meanwhile, and none begins
     state = program.run(backend=runtime)
-    assert len(state["a"]) == 200
-    assert len(set(state["a"])) == 1
+    assert len(state["a"]) == 200 and len(set(state["a"])) == 1
     assert threads[0] - before < 20

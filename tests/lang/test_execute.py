@@ -16,7 +16,7 @@ from tests.lang.graph_programs import PLANS, backend, branches, planned, post, r
 from tests.lang.scripted import Gate, ScriptedBackend
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(PLANS)
 def test_a_compiled_program_says_what_the_interpreted_one_says(plan):
     interpreted = planned.run(q="why", plan=plan, backend=backend())
@@ -43,8 +43,7 @@ def test_reading_waits_and_text_comes_as_it_grows():
         return ["one ", "two ", "three"] if gen.name == "first" else ["four"]
 
     state = two_gens.compile().run("x: ", backend=ScriptedBackend(slow))
-    assert list(state.text_iter("first")) == ["one ", "two ", "three"]
-    assert state["first"] == "one two three"
+    assert list(state.text_iter("first")) == ["one ", "two ", "three"] and state["first"] == "one two three"
     pieces = state.text_iter()
     assert "".join(next(pieces) for _ in range(4)) == "x: one two three"
     gate.open()
@@ -57,21 +56,15 @@ def test_reading_waits_and_text_comes_as_it_grows():
         state["third"]
 
 
-def test_states_are_read_in_tasks():
-    async def main():
-        state = await two_gens.compile().arun("x: ", backend=backend())
-        assert await state.aget("first") == state["first"]
-        assert await state.atext() == state.text()
-        assert await state.amessages() == []
-        assert await state.aret_value() is None
-        assert await state.aerror() is None
-        assert (await state.aget_meta_info("first"))["completion_tokens"] == 2
-        pairs = [pair async for pair in state.text_async_iter("first", return_meta_data=True)]
-        assert "".join(text for text, _ in pairs) == state["first"]
-        assert pairs[-1][1]["completion_tokens"] == 2
-        return "".join([piece async for piece in state.text_async_iter()]) == state.text()
-
-    assert asyncio.run(main())
+async def test_states_are_read_in_tasks():
+    state = await two_gens.compile().arun("x: ", backend=backend())
+    assert await state.aget("first") == state["first"] and await state.atext() == state.text()
+    assert await state.amessages() == [] and await state.aret_value() is None
+    assert await state.aerror() is None and (await state.aget_meta_info("first"))["completion_tokens"] == 2
+    pairs = [pair async for pair in state.text_async_iter("first", return_meta_data=True)]
+    assert "".join(text for text, _ in pairs) == state["first"]
+    assert pairs[-1][1]["completion_tokens"] == 2
+    assert "".join([piece async for piece in state.text_async_iter()]) == state.text()
 
 
 def test_what_fails_in_a_branch_stays_there_and_names_its_line():
@@ -91,8 +84,7 @@ def test_what_fails_in_a_branch_stays_there_and_names_its_line():
         s += sgl.gen("own")
 
     state = program.compile().run("x", backend=ScriptedBackend(fail))
-    assert state["own"] == "fine"
-    assert state["first"] == "fine!"
+    assert state["own"] == "fine" and state["first"] == "fine!"
     for name in ("second", "part"):
         with pytest.raises(RequestError, match="no such thing") as caught:
             state[name]
@@ -111,8 +103,7 @@ def test_what_fails_in_the_program_fails_what_needs_it():
     with pytest.raises(RequestError, match="no such thing"):
         state.text()
     assert isinstance(state.error(), RequestError)
-    assert len(where.calls) == 1
-    assert where.num_open == 0
+    assert len(where.calls) == 1 and where.num_open == 0
 
 
 def test_cancelling_aborts_what_runs():
@@ -133,7 +124,7 @@ def test_cancelling_aborts_what_runs():
     gate.open()
 
 
-def test_a_cancelled_task_cancels_its_program():
+async def test_a_cancelled_task_cancels_its_program():
     gate = Gate()
 
     async def forever(prompt, gen):
@@ -142,13 +133,10 @@ def test_a_cancelled_task_cancels_its_program():
 
     where = ScriptedBackend(forever)
 
-    async def main():
-        task = asyncio.create_task(branches.compile().arun("x", backend=where))
-        await asyncio.to_thread(gate.wait_reached)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(main())
+    task = asyncio.create_task(branches.compile().arun("x", backend=where))
+    await asyncio.to_thread(gate.wait_reached)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert run_here(until(lambda: where.num_open == 0))
     gate.open()
 
@@ -164,15 +152,13 @@ def test_a_batch_gives_states_in_order_and_keeps_failures_apart():
     assert [state.error() is None for state in states] == ["2" not in f"x{i}" for i in range(20)]
     assert states[3]["first"] == "X3"
     ordered = compiled.run_batch([("a",), ("b",)], backend=backend(), generator_style=True)
-    assert [next(ordered).text()[:1], next(ordered).text()[:1]] == ["a", "b"]
-    assert list(ordered) == []
+    assert [next(ordered).text()[:1], next(ordered).text()[:1]] == ["a", "b"] and list(ordered) == []
 
 
 def test_a_batch_runs_as_many_at_a_time_as_asked():
     where = ScriptedBackend(lambda prompt, gen: "x")
     two_gens.compile().run_batch([{"x": "q"}] * 30, backend=where, num_threads=4)
-    assert where.max_open <= 4
-    assert where.num_open == 0
+    assert where.max_open <= 4 and where.num_open == 0
 
     async def main():
         return await two_gens.compile().arun_batch([{"x": "q"}] * 30, backend=where, num_threads=4)
@@ -352,8 +338,7 @@ def test_a_returned_state_can_be_read():
     first, second = program.compile().run("argument", backend=backend()).ret_value
     assert first.text().startswith("[user]argument[/user]<")
     assert second.messages() == [{"role": "user", "content": "constant"}]
-    assert first["y"] in first.text()
-    assert first.usage()["calls"] == 1
+    assert first["y"] in first.text() and first.usage()["calls"] == 1
 
 
 def test_what_a_called_program_returned_is_kept_where_the_program_keeps_it():
@@ -487,8 +472,7 @@ def test_a_called_state_that_is_kept_can_be_read_here_and_sent():
 
     state = program.compile().run(q="x", backend=backend())
     interpreted = program.run(q="x", backend=backend())
-    assert state["kept"][0]["h"] == interpreted["kept"][0]["h"]
-    assert state["kept"][1] == "text"
+    assert state["kept"][0]["h"] == interpreted["kept"][0]["h"] and state["kept"][1] == "text"
     assert state["outer"]["inner"].text() == interpreted["outer"]["inner"].text()
     text, inner = asyncio.run(main(state))
     assert text == inner.text() == interpreted["kept"][0].text()

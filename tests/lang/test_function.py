@@ -254,7 +254,7 @@ def test_batches_of_async_programs_and_of_tasks():
     assert [s.ret_value for s in program.run_batch([("x",)], backend=echoing())] == ["<x>"]
 
 
-def test_cancelling_the_task_of_a_batch_aborts_it():
+async def test_cancelling_the_task_of_a_batch_aborts_it():
     gate = Gate()
     backend = ScriptedBackend(lambda prompt, gen: waiting())
 
@@ -262,17 +262,14 @@ def test_cancelling_the_task_of_a_batch_aborts_it():
         await gate.passed()
         return "A"
 
-    async def main():
-        task = asyncio.create_task(echo.arun_batch([("x",)] * 3, backend=backend))
-        while len(backend.calls) < 3:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        while backend.num_open:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(main())
+    task = asyncio.create_task(echo.arun_batch([("x",)] * 3, backend=backend))
+    while len(backend.calls) < 3:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while backend.num_open:
+        await asyncio.sleep(0.001)
     assert len(backend.aborted) == 3
 
 

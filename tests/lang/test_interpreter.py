@@ -22,8 +22,7 @@ def test_a_program_extends_its_prompt_and_reads_what_the_model_wrote():
     backend = ScriptedBackend(lambda prompt, gen: [" fo", "ur"])
     state = ask.run("2+2?", backend=backend)
 
-    assert state.ret_value == " FOUR"
-    assert state["answer"] == state.get_var("answer") == " four"
+    assert state.ret_value == " FOUR" and state["answer"] == state.get_var("answer") == " four"
     assert state.text() == "Q: 2+2?\nA: four"
     assert backend.prompts() == ["Q: 2+2?\nA:"]
     (call,) = backend.calls
@@ -88,8 +87,7 @@ def test_turns_cannot_be_nested():
             s += sgl.user_end()
 
     state = nested.run(backend=ScriptedBackend())
-    assert state.text() == "[user]still open[/user]"
-    assert "x" not in state
+    assert state.text() == "[user]still open[/user]" and "x" not in state
 
 
 def test_an_expression_that_breaks_a_rule_appends_nothing():
@@ -260,27 +258,13 @@ def test_f8_several_pictures_keep_their_order_and_their_type(tmp_path):
     state = program.run(backend=backend)
     assert state.text() == "[user]one <image 9> two <image 8><video 12/8> three[/user][assistant]A[/assistant]"
     message, reply = state.messages()
-    assert [part["type"] for part in message["content"]] == [
-        "text",
-        "image_url",
-        "text",
-        "image_url",
-        "video_url",
-        "text",
-    ]
+    assert [part["type"] for part in message["content"]] == "text image_url text image_url video_url text".split()
     urls = [next(iter(part.values())) for part in message["content"]]
     assert urls[0] == "text" and message["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
     assert message["content"][3]["image_url"]["url"].startswith("data:image/jpeg;base64,")
     assert message["content"][4]["video_url"]["url"].startswith("data:video/mp4;base64,")
     assert reply == {"role": "assistant", "content": "A"}
-    assert [type(item).__name__ for item in backend.calls[0].items][1:7] == [
-        "Text",
-        "Image",
-        "Text",
-        "Image",
-        "Video",
-        "Text",
-    ]
+    assert [type(item).__name__ for item in backend.calls[0].items][1:7] == "Text Image Text Image Video Text".split()
 
 
 # Reasoning

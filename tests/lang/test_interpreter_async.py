@@ -42,19 +42,16 @@ def test_an_async_program_reads_by_awaiting():
     assert program.run("hi", backend=ScriptedBackend("A")).ret_value == "A"
 
 
-def test_run_of_an_async_program_inside_a_loop_says_what_to_write():
+async def test_run_of_an_async_program_inside_a_loop_says_what_to_write():
     @sgl.function
     async def program(s):
         s += "x"
 
-    async def main():
-        with pytest.raises(ProgramError, match="arun"):
-            program.run(backend=ScriptedBackend())
-
-    asyncio.run(main())
+    with pytest.raises(ProgramError, match="arun"):
+        program.run(backend=ScriptedBackend())
 
 
-def test_arun_of_a_plain_program_leaves_the_loop_free():
+async def test_arun_of_a_plain_program_leaves_the_loop_free():
     gate = Gate()
 
     async def answer(prompt, gen):
@@ -66,17 +63,14 @@ def test_arun_of_a_plain_program_leaves_the_loop_free():
         s += sgl.gen("x")
         return s["x"], threading.current_thread() is threading.main_thread()
 
-    async def main():
-        task = asyncio.create_task(program.arun(backend=ScriptedBackend(answer)))
-        await asyncio.sleep(0)
-        gate.open()  # which a loop that is blocked could not do
-        return (await task).ret_value
-
-    assert asyncio.run(main()) == ("late", False)
+    task = asyncio.create_task(program.arun(backend=ScriptedBackend(answer)))
+    await asyncio.sleep(0)
+    gate.open()  # which a loop that is blocked could not do
+    assert ((await task).ret_value) == ("late", False)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_cancelling_the_task_of_arun_aborts_the_program(is_async):
+async def test_cancelling_the_task_of_arun_aborts_the_program(is_async):
     gate = Gate()
     reached = asyncio.Event()
     loops = []
@@ -99,21 +93,18 @@ def test_cancelling_the_task_of_arun_aborts_the_program(is_async):
     backend = ScriptedBackend(answer)
     program = sgl.function(body if is_async else plain_body)
 
-    async def main():
-        loops.append(asyncio.get_running_loop())
-        task = asyncio.create_task(program.arun(backend=backend))
-        await reached.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        while backend.num_open:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(main())
+    loops.append(asyncio.get_running_loop())
+    task = asyncio.create_task(program.arun(backend=backend))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while backend.num_open:
+        await asyncio.sleep(0.001)
     assert "x" in [gen.name for gen in backend.aborted]
 
 
-def test_errors_of_async_bodies_and_of_plain_ones_leave_arun():
+async def test_errors_of_async_bodies_and_of_plain_ones_leave_arun():
     @sgl.function
     async def program(s):
         raise ValueError("mine")
@@ -122,13 +113,10 @@ def test_errors_of_async_bodies_and_of_plain_ones_leave_arun():
     def plain(s):
         raise ValueError("mine, too")
 
-    async def main():
-        with pytest.raises(ValueError, match=r"^mine$"):
-            await program.arun(backend=ScriptedBackend())
-        with pytest.raises(ValueError, match="too"):
-            await plain.arun(backend=ScriptedBackend())
-
-    asyncio.run(main())
+    with pytest.raises(ValueError, match=r"^mine$"):
+        await program.arun(backend=ScriptedBackend())
+    with pytest.raises(ValueError, match="too"):
+        await plain.arun(backend=ScriptedBackend())
 
 
 # Streaming
@@ -209,31 +197,28 @@ def test_f21_waiting_for_text_takes_no_processor_time():
     assert max(used) < 1000, used
 
 
-def test_f21_a_hundred_async_readers_park_no_threads():
+async def test_f21_a_hundred_async_readers_park_no_threads():
     backend, gates = stepwise()
 
     @sgl.function
     def program(s):
         s += sgl.gen("x")
 
-    async def main():
-        state = await program.arun(backend=backend, stream=True)
+    state = await program.arun(backend=backend, stream=True)
 
-        async def read():
-            return [pair async for pair in state.text_async_iter("x", return_meta_data=True)]
+    async def read():
+        return [pair async for pair in state.text_async_iter("x", return_meta_data=True)]
 
-        readers = [asyncio.create_task(read()) for _ in range(100)]
-        before = threading.active_count()
-        for gate in gates:
-            gate.open()
-            await asyncio.sleep(0)
-            assert threading.active_count() <= before
-        for result in await asyncio.gather(*readers):
-            assert [text for text, _ in result] == ["a", "b", "c", ""]
-            assert result[-1][1]["completion_tokens"] == 3 and result[0][1] == {}
-        assert [piece async for piece in state.text_async_iter()] == ["a", "b", "c"]
-
-    asyncio.run(main())
+    readers = [asyncio.create_task(read()) for _ in range(100)]
+    before = threading.active_count()
+    for gate in gates:
+        gate.open()
+        await asyncio.sleep(0)
+        assert threading.active_count() <= before
+    for result in await asyncio.gather(*readers):
+        assert [text for text, _ in result] == ["a", "b", "c", ""]
+        assert result[-1][1]["completion_tokens"] == 3 and result[0][1] == {}
+    assert [piece async for piece in state.text_async_iter()] == ["a", "b", "c"]
 
 
 def test_a_stream_may_be_read_before_the_program_sets_the_variable():
@@ -375,7 +360,7 @@ def test_the_time_out_of_get_meta_info_counts_while_the_name_is_not_set_yet():
     assert state.get_meta_info("x", timeout=30)["completion_tokens"] == 3
 
 
-def test_a_cancelled_read_of_a_name_that_is_not_set_leaves_nothing():
+async def test_a_cancelled_read_of_a_name_that_is_not_set_leaves_nothing():
     go = threading.Event()
 
     @sgl.function
@@ -385,15 +370,12 @@ def test_a_cancelled_read_of_a_name_that_is_not_set_leaves_nothing():
 
     state = program.run(stream=True, backend=ScriptedBackend("A"))
 
-    async def main():
-        task = asyncio.create_task(state.aget("x"))
-        while not state._stream._expected:
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not state._stream._expected
-        go.set()
-        assert await state.aget("x") == "A"
-
-    asyncio.run(main())
+    task = asyncio.create_task(state.aget("x"))
+    while not state._stream._expected:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not state._stream._expected
+    go.set()
+    assert await state.aget("x") == "A"

@@ -56,14 +56,11 @@ def test_a_turn_that_has_appended_itself_is_refused_with_both_forms():
         lambda state: f"{state}",
     ],
 )
-def test_a_state_that_was_not_awaited_says_so(use):
-    async def main():
-        for state in (asking("x", backend=ScriptedBackend()), plain.arun("x", backend=ScriptedBackend())):
-            with pytest.raises(ProgramError, match="must be awaited: write await"):
-                use(state)
-            assert (await state)["a"] == "answer"
-
-    asyncio.run(main())
+async def test_a_state_that_was_not_awaited_says_so(use):
+    for state in (asking("x", backend=ScriptedBackend()), plain.arun("x", backend=ScriptedBackend())):
+        with pytest.raises(ProgramError, match="must be awaited: write await"):
+            use(state)
+        assert (await state)["a"] == "answer"
 
 
 def test_a_variable_that_was_not_awaited_is_not_written_into_a_prompt():

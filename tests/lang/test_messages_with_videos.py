@@ -24,9 +24,7 @@ def watch(s, film, num_frames):
 def test_a_video_keeps_its_number_of_frames(film, num_frames, start):
     question, _ = watch.run(film, num_frames, backend=ScriptedBackend("A")).messages()
     part, text = question["content"]
-    assert part["type"] == "video_url"
-    assert set(part["video_url"]) == {"url", "num_frames"}
-    assert part["video_url"]["num_frames"] == num_frames
-    assert part["video_url"]["url"].startswith(start)
+    assert part["type"] == "video_url" and set(part["video_url"]) == {"url", "num_frames"}
+    assert part["video_url"]["num_frames"] == num_frames and part["video_url"]["url"].startswith(start)
     assert read_data_url(part["video_url"]["url"], "video") == (film if isinstance(film, bytes) else tuple(film))
     assert text == {"type": "text", "text": "what?"}

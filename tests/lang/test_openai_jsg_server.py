@@ -1,6 +1,5 @@
 """The remote backends against jsg's own server, over sockets: two programs of ours that must understand each other."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from jsg.errors import RequestError, UnsupportedError
 from jsg.lang.remote.anthropic import Anthropic
 from jsg.lang.remote.openai import OpenAI
 from jsg.lang.streams.loop import shared_loop
-from jsg.lang.words.ir import Gen, SamplingArgs, Select, Text
+from jsg.lang.words.ir import Select
 from tests.lang.wire_servers import ask, serving, tell, write
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 from tests.server.scripted import ScriptedServer
@@ -67,105 +66,75 @@ def server(tokenizer_dir: Path) -> Iterator[tuple[ScriptedServer, str]]:
         yield made, url
 
 
-def test_completions(server):
+async def test_completions(server):
     made, url = server
     made.engine.answer = PAGE[len("Name:") :]
 
-    async def main():
-        backend = OpenAI("fake", base_url=f"{url}/v1", api="completions", dialect="jsg")
-        session = backend.open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        name = await write(session, stop=("\n",))
-        await tell(session, "\nBorn:")
-        born = await write(session, stop=("\n",))
-        assert (name.text, born.text) == (" Ada", " 1815")
-        assert name.meta["completion_tokens"] == 5
-        assert (backend.usage().calls, backend.usage().saved_calls) == (1, 1)
+    backend = OpenAI("fake", base_url=f"{url}/v1", api="completions", dialect="jsg")
+    session = backend.open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    name = await write(session, stop=("\n",))
+    await tell(session, "\nBorn:")
+    born = await write(session, stop=("\n",))
+    assert (name.text, born.text) == (" Ada", " 1815") and name.meta["completion_tokens"] == 5
+    assert (backend.usage().calls, backend.usage().saved_calls) == (1, 1)
 
-        session = backend.open()
-        await tell(session, "Name:")
-        reported = await write(session, max_tokens=2, return_logprob=True, top_logprobs_num=1, top_k=5, min_p=0.1)
-        assert [entry[2] for entry in reported.meta["output_token_logprobs"]] == [" ", "A"]
-        assert (made.sampling.top_k, made.sampling.min_p) == (5, 0.1)
-        assert (await write(session, stop_regex=("[0-9]+",), stop=("1815",))).text == " Ada\nBorn: "
-        assert made.sampling.stop_regex == ("[0-9]+",)
-        await tell(session, "?")
-        with pytest.raises(RequestError, match="HTTP 400"):
-            await write(session, temperature=-1.0)
-        await backend.close()
-
-    asyncio.run(main())
+    session = backend.open()
+    await tell(session, "Name:")
+    reported = await write(session, max_tokens=2, return_logprob=True, top_logprobs_num=1, top_k=5, min_p=0.1)
+    assert [entry[2] for entry in reported.meta["output_token_logprobs"]] == [" ", "A"]
+    assert (made.sampling.top_k, made.sampling.min_p) == (5, 0.1)
+    assert (await write(session, stop_regex=("[0-9]+",), stop=("1815",))).text == " Ada\nBorn: "
+    assert made.sampling.stop_regex == ("[0-9]+",)
+    await tell(session, "?")
+    with pytest.raises(RequestError, match="HTTP 400"):
+        await write(session, temperature=-1.0)
+    await backend.close()
 
 
-def test_chat_goes_on_in_a_turn(server):
+async def test_chat_goes_on_in_a_turn(server):
     made, url = server
     made.engine.answer = PAGE[len("Name:") :]
 
-    async def main():
-        backend = OpenAI("fake", base_url=f"{url}/v1", dialect="jsg")
-        session = backend.open(num_api_spec_tokens=64)
-        await ask(session)
-        await tell(session, "Name:")
-        assert (await write(session, stop=("\n",))).text == " Ada"
-        await tell(session, "\nBorn:")
-        assert (await write(session, stop=("\n",))).text == " 1815"
-        await backend.close()
-
-    asyncio.run(main())
+    backend = OpenAI("fake", base_url=f"{url}/v1", dialect="jsg")
+    session = backend.open(num_api_spec_tokens=64)
+    await ask(session)
+    await tell(session, "Name:")
+    assert (await write(session, stop=("\n",))).text == " Ada"
+    await tell(session, "\nBorn:")
+    assert (await write(session, stop=("\n",))).text == " 1815"
+    await backend.close()
     assert made.prompt == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nName:"
     assert len(made.engine.requests) == 1
 
 
-def test_chat_by_whole_turns(server):
-    made, url = server
-    made.engine.answer = PAGE
-    line = SamplingArgs(stop=("\n",), max_tokens=16, temperature=0.0)
-
-    async def main():
-        backend = OpenAI("fake", base_url=f"{url}/v1")
-        session = backend.open(num_api_spec_tokens=64)
-        await ask(session)
-        name, born = await session.generate_block([Text("Name:"), Gen("a", line), Text("\nBorn:"), Gen("b", line)])
-        assert (name.text, born.text) == (" Ada", " 1815")
-        await backend.close()
-
-    asyncio.run(main())
-
-
-def test_scores_of_a_prompt_choose(server):
+async def test_scores_of_a_prompt_choose(server):
     """The scripted engine finds every token equally likely, so each choice's share is that of its tokens."""
     _, url = server
 
-    async def main():
-        backend = OpenAI("fake", base_url=f"{url}/v1", api="completions", dialect="jsg")
-        session = backend.open()
-        await tell(session, "Q: ")
-        selection = await session.select(Select("x", ("a", "bc"), "token_trie"))
-        assert selection.choice == "a"
-        assert selection.probabilities is not None
-        assert sum(selection.probabilities) == pytest.approx(1)
-        assert selection.probabilities[0] > selection.probabilities[1]
-        await backend.close()
-
-    asyncio.run(main())
+    backend = OpenAI("fake", base_url=f"{url}/v1", api="completions", dialect="jsg")
+    session = backend.open()
+    await tell(session, "Q: ")
+    selection = await session.select(Select("x", ("a", "bc"), "token_trie"))
+    assert selection.choice == "a" and selection.probabilities is not None
+    assert sum(selection.probabilities) == pytest.approx(1)
+    assert selection.probabilities[0] > selection.probabilities[1]
+    await backend.close()
 
 
-def test_messages(server):
+async def test_messages(server):
     made, url = server
     made.engine.answer = PAGE[len("Name:") :]
 
-    async def main():
-        backend = Anthropic("fake", base_url=url)
-        session = backend.open()
-        await ask(session)
-        await tell(session, "Name:")
-        name = await write(session, stop=("\n", "1815"))
-        assert name.text == " Ada"
-        await tell(session, "\n")
-        with pytest.raises(UnsupportedError, match="seed"):
-            await write(session, seed=1)
-        assert (await write(session, max_tokens=3)).meta["completion_tokens"] == 3
-        await backend.close()
-
-    asyncio.run(main())
+    backend = Anthropic("fake", base_url=url)
+    session = backend.open()
+    await ask(session)
+    await tell(session, "Name:")
+    name = await write(session, stop=("\n", "1815"))
+    assert name.text == " Ada"
+    await tell(session, "\n")
+    with pytest.raises(UnsupportedError, match="seed"):
+        await write(session, seed=1)
+    assert (await write(session, max_tokens=3)).meta["completion_tokens"] == 3
+    await backend.close()
     assert made.prompt == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nName: Ada"

@@ -1,7 +1,6 @@
 """Failures of an API: what is tried again, how long is waited, what is raised, what it costs."""
 
 import asyncio
-import contextlib
 import email.utils
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from jsg.lang.remote.wire import Bill, Call, Delta, Failure, Scored, Token
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.streams.per_loop import PerLoop
 from jsg.lang.words.ir import SamplingArgs
-from tests.lang.wire_servers import Fault, Parrot, WireServer, tell, write
+from tests.lang.wire_servers import Fault, Parrot, WireServer, closing, tell, write
 
 PASSING = Failure("busy", 429, is_passing=True)
 
@@ -37,8 +36,7 @@ def wire() -> Iterator[WireServer]:
         yield server
 
 
-@contextlib.asynccontextmanager
-async def backend_of(wire: WireServer, waits: list[float], **policy):
+def backend_of(wire: WireServer, waits: list[float], **policy):
     """A backend that notes how long it would wait, and does not."""
     import openai
 
@@ -54,42 +52,32 @@ async def backend_of(wire: WireServer, waits: list[float], **policy):
     unsupported = Unsupported("OpenAI('toy')", "error")
     api = TextApi(PerLoop(new_client, openai.AsyncOpenAI.close), "toy", DIALECTS["compatible"], unsupported)
     retry = RetryPolicy(**{"seed": 0, **policy})
-    backend = RemoteBackend(api, unsupported, retry, is_chat=False, model="toy", sleep=sleep)
-    try:
-        yield backend
-    finally:
-        await backend.close()
+    return closing(RemoteBackend(api, unsupported, retry, is_chat=False, model="toy", sleep=sleep))
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_passing_failure_is_tried_again_with_growing_waits(wire, status):
+async def test_a_passing_failure_is_tried_again_with_growing_waits(wire, status):
     wire.faults = [Fault(status)] * 3
     waits: list[float] = []
 
-    async def main():
-        async with backend_of(wire, waits) as backend:
-            session = backend.open()
-            await tell(session, "Name:")
-            assert (await write(session, stop=("\n",))).text == " Ada"
-            usage = backend.usage()
-            assert (usage.calls, usage.retries) == (1, 3)
-
-    asyncio.run(main())
+    async with backend_of(wire, waits) as backend:
+        session = backend.open()
+        await tell(session, "Name:")
+        assert (await write(session, stop=("\n",))).text == " Ada"
+        usage = backend.usage()
+        assert (usage.calls, usage.retries) == (1, 3)
     assert [0.25 <= waits[0] <= 0.5, 0.5 <= waits[1] <= 1.0, 1.0 <= waits[2] <= 2.0] == [True] * 3
     assert len({request["prompt"] for request in wire.requests}) == 1
 
 
-def test_what_the_api_asks_to_wait_is_waited(wire):
+async def test_what_the_api_asks_to_wait_is_waited(wire):
     wire.faults = [Fault(429, {"Retry-After": "7"}), Fault(429, {"retry-after-ms": "9000"})]
     waits: list[float] = []
 
-    async def main():
-        async with backend_of(wire, waits) as backend:
-            session = backend.open()
-            await tell(session, "Name:")
-            await write(session, max_tokens=1)
-
-    asyncio.run(main())
+    async with backend_of(wire, waits) as backend:
+        session = backend.open()
+        await tell(session, "Name:")
+        await write(session, max_tokens=1)
     assert waits == [7.0, 9.0]
 
 
@@ -104,80 +92,68 @@ def test_what_the_api_asks_to_wait_is_waited(wire):
         (Fault(503), BackendError, r"HTTP 503.*after 4 attempts", 4),
     ],
 )
-def test_the_rest_is_raised_with_the_apis_words(wire, fault, kind, said, num_requests):
+async def test_the_rest_is_raised_with_the_apis_words(wire, fault, kind, said, num_requests):
     wire.faults = [fault] * 9
     waits: list[float] = []
 
-    async def main():
-        async with backend_of(wire, waits) as backend:
-            session = backend.open()
-            await tell(session, "Name:")
-            with pytest.raises(kind, match=said) as caught:
-                await write(session)
-            if fault.status == 429:
-                assert caught.value.retry_after_s == 3600
-            if kind is BackendError:
-                assert caught.value.status == fault.status
-            assert backend.usage().calls == 0
-
-    asyncio.run(main())
+    async with backend_of(wire, waits) as backend:
+        session = backend.open()
+        await tell(session, "Name:")
+        with pytest.raises(kind, match=said) as caught:
+            await write(session)
+        if fault.status == 429:
+            assert caught.value.retry_after_s == 3600
+        if kind is BackendError:
+            assert caught.value.status == fault.status
+        assert backend.usage().calls == 0
     assert len(wire.requests) == num_requests
 
 
-def test_a_silent_server_is_given_up_after_the_time_out(wire):
+async def test_a_silent_server_is_given_up_after_the_time_out(wire):
     wire.faults = [Fault(hangs=True)] * 2
     waits: list[float] = []
 
-    async def main():
-        async with backend_of(wire, waits, max_retries=1) as backend:
-            session = backend.open()
-            await tell(session, "Name:")
-            with pytest.raises(BackendError, match=r"timed out.*after 2 attempts"):
-                await write(session)
-
-    asyncio.run(main())
+    async with backend_of(wire, waits, max_retries=1) as backend:
+        session = backend.open()
+        await tell(session, "Name:")
+        with pytest.raises(BackendError, match=r"timed out.*after 2 attempts"):
+            await write(session)
     assert len(wire.requests) == 2
 
 
 @pytest.mark.parametrize("fault", [Fault(after_tokens=1), Fault(after_tokens=1, hangs=True)])
-def test_an_answer_that_breaks_off_is_not_begun_again(wire, fault):
+async def test_an_answer_that_breaks_off_is_not_begun_again(wire, fault):
     """Somebody has read its beginning already."""
     wire.faults = [fault]
     waits: list[float] = []
 
-    async def main():
-        async with backend_of(wire, waits) as backend:
-            session = backend.open()
-            await tell(session, "Name:")
-            with pytest.raises(BackendError):
-                await write(session)
-            assert backend.usage().unreported_calls == 1
-
-    asyncio.run(main())
+    async with backend_of(wire, waits) as backend:
+        session = backend.open()
+        await tell(session, "Name:")
+        with pytest.raises(BackendError):
+            await write(session)
+        assert backend.usage().unreported_calls == 1
     assert not waits
     assert len(wire.requests) == 1
 
 
-def test_an_answer_that_ends_without_a_reason_is_no_answer(wire):
+async def test_an_answer_that_ends_without_a_reason_is_no_answer(wire):
     wire.faults = [Fault(event={"object": "text_completion", "choices": []})]
     wire.answer = None
 
-    async def main():
-        async with backend_of(wire, []) as backend:
-            real = backend._caller.api.stream
+    async with backend_of(wire, []) as backend:
+        real = backend._caller.api.stream
 
-            async def without_reason(call):
-                async for delta in real(call):
-                    if delta.finish is None:
-                        yield delta
+        async def without_reason(call):
+            async for delta in real(call):
+                if delta.finish is None:
+                    yield delta
 
-            backend._caller.api.stream = without_reason
-            session = backend.open()
-            await tell(session, "Name:")
-            with pytest.raises(BackendError, match="without saying why"):
-                await write(session)
-
-    asyncio.run(main())
+        backend._caller.api.stream = without_reason
+        session = backend.open()
+        await tell(session, "Name:")
+        with pytest.raises(BackendError, match="without saying why"):
+            await write(session)
 
 
 class Answers:
@@ -210,7 +186,7 @@ def caller_of(*attempts: Any) -> Caller:
     return Caller(api, Backoff(RetryPolicy(seed=0)), Meter(), sleep)
 
 
-def test_n12_what_came_of_a_failed_attempt_is_not_part_of_the_next():
+async def test_n12_what_came_of_a_failed_attempt_is_not_part_of_the_next():
     r"""Such as the token "bytes:\xe2", whose text comes with the one behind it."""
     half, whole = Token("bytes:\\xe2"), Token("é")
     end = Delta(finish="stop")
@@ -219,10 +195,11 @@ def test_n12_what_came_of_a_failed_attempt_is_not_part_of_the_next():
         [Delta(tokens=(half,)), Delta(text="é", tokens=(whole,)), end],
     )
 
-    async def main():
-        return [delta async for delta in caller.stream(Call(prompt="p", args=SamplingArgs()))]
-
-    assert asyncio.run(main()) == [Delta(tokens=(half,)), Delta(text="é", tokens=(whole,)), end]
+    assert [delta async for delta in caller.stream(Call(prompt="p", args=SamplingArgs()))] == [
+        Delta(tokens=(half,)),
+        Delta(text="é", tokens=(whole,)),
+        end,
+    ]
     assert caller.meter.usage.retries == 1
 
 
@@ -254,17 +231,14 @@ def test_n6_scores_must_be_those_of_the_choices():
         {"choices": [], "usage": []},
     ],
 )
-def test_n6_a_wrong_event_on_the_wire(wire, event):
+async def test_n6_a_wrong_event_on_the_wire(wire, event):
     wire.faults = [Fault(event=event, comes_first=True)]
 
-    async def main():
-        async with backend_of(wire, []) as backend:
-            session = backend.open()
-            await tell(session, "Name:")
-            with pytest.raises(BackendError, match=r"in the form of its API|without saying why"):
-                await write(session)
-
-    asyncio.run(main())
+    async with backend_of(wire, []) as backend:
+        session = backend.open()
+        await tell(session, "Name:")
+        with pytest.raises(BackendError, match=r"in the form of its API|without saying why"):
+            await write(session)
 
 
 def test_nobody_there_is_tried_again():
@@ -292,13 +266,11 @@ class TestBackoff:
         assert waits[:4] == sorted(waits[:4])
         assert all(4.0 <= wait <= 8.0 for wait in waits[4:])
         one, other = (Backoff(RetryPolicy(seed=seed)).wait_s(PASSING, 1) for seed in (1, 2))
-        assert one != other
-        assert one == Backoff(RetryPolicy(seed=1)).wait_s(PASSING, 1)
+        assert one != other and one == Backoff(RetryPolicy(seed=1)).wait_s(PASSING, 1)
 
     def test_gives_up(self):
         backoff = Backoff(RetryPolicy(max_retries=2))
-        assert backoff.wait_s(PASSING, 2) is not None
-        assert backoff.wait_s(PASSING, 3) is None
+        assert backoff.wait_s(PASSING, 2) is not None and backoff.wait_s(PASSING, 3) is None
         assert backoff.wait_s(Failure("wrong", 400), 1) is None
         assert backoff.wait_s(Failure("busy", 429, is_passing=True, retry_after_s=61.0), 1) is None
 
@@ -311,14 +283,11 @@ class TestBackoff:
 def test_retry_after_is_read_in_all_its_forms():
     assert retry_after_s({"retry-after": "2"}) == 2
     assert retry_after_s({"retry-after": "2", "retry-after-ms": "30"}) == 0.03
-    assert retry_after_s({"retry-after": "nan"}) is None
-    assert retry_after_s({"retry-after": "-3"}) is None
-    assert retry_after_s({}) is None
-    assert retry_after_s({"retry-after": "soon"}) is None
+    assert retry_after_s({"retry-after": "nan"}) is None and retry_after_s({"retry-after": "-3"}) is None
+    assert retry_after_s({}) is None and retry_after_s({"retry-after": "soon"}) is None
     later = email.utils.formatdate(time.time() + 30, usegmt=True)
     wait = retry_after_s({"retry-after": later})
-    assert wait is not None
-    assert 25 < wait <= 31
+    assert wait is not None and 25 < wait <= 31
     assert retry_after_s({"retry-after": email.utils.formatdate(0, usegmt=True)}) == 0
     assert is_passing(400, {"x-should-retry": "true"})
 
@@ -332,8 +301,7 @@ def test_a_date_is_read_by_the_clock_of_who_wrote_it(monkeypatch: pytest.MonkeyP
         "date": email.utils.formatdate(now, usegmt=True),
         "retry-after": email.utils.formatdate(now + 30, usegmt=True),
     }
-    assert retry_after_s(headers) == 30
-    assert retry_after_s(headers | {"retry-after": headers["date"]}) == 0
+    assert retry_after_s(headers) == 30 and retry_after_s(headers | {"retry-after": headers["date"]}) == 0
 
 
 @pytest.mark.parametrize(("package", "name"), [("openai", "OpenAI"), ("anthropic", "Anthropic")])
@@ -421,5 +389,4 @@ def test_calls_of_a_backend_wait_for_each_other():
         await asyncio.gather(*(caller.collect(call) for _ in range(40)))
         return api.most
 
-    assert asyncio.run(most()) == 32
-    assert asyncio.run(most(max_calls=3)) == 3
+    assert asyncio.run(most()) == 32 and asyncio.run(most(max_calls=3)) == 3

@@ -62,30 +62,23 @@ def made_on(things: PerLoop[Thing], loop: asyncio.AbstractEventLoop) -> Thing:
     return asyncio.run_coroutine_threadsafe(made(things), loop).result(30)
 
 
-def test_each_loop_has_one(things, elsewhere):
-    async def twice():
-        return things.here(), things.here()
-
-    one, same = asyncio.run(twice())
+async def test_each_loop_has_one(things, elsewhere):
+    one, same = (things.here(), things.here())
     assert one is same
     other = made_on(things, elsewhere)
-    assert other is made_on(things, elsewhere)
-    assert other is not one
+    assert other is made_on(things, elsewhere) and other is not one
     things.shutdown()
 
 
-def test_s9_all_are_closed_wherever_they_are(things, elsewhere):
+async def test_s9_all_are_closed_wherever_they_are(things, elsewhere):
     other = made_on(things, elsewhere)
 
-    async def close():
-        own = things.here()
-        await things.close()
-        await things.close()
-        assert things.here() is not own
-        await things.close()
-        return own
-
-    own = asyncio.run(close())
+    own = things.here()
+    await things.close()
+    await things.close()
+    assert things.here() is not own
+    await things.close()
+    own = own
     assert (own.num_closed, other.num_closed) == (1, 1)
     assert made_on(things, elsewhere) is not other
     things.shutdown()

@@ -7,8 +7,6 @@ import inspect
 import itertools
 import json
 import re
-import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -245,8 +243,7 @@ class TestSideBySide:
             [{"prefix": "Lines:", "suffix": "Line 2 is", **bodies}], temperature=0, backend=backend
         )
         lines = [f"{body}\n" for body in bodies.values()]
-        assert state["answer"] == " 22"
-        assert state.text() == "Lines:\n" + "".join(lines) + "\nLine 2 is 22"
+        assert state["answer"] == " 22" and state.text() == "Lines:\n" + "".join(lines) + "\nLine 2 is 22"
         assert [call.what for call in backend.calls if call.kind == "fork"] == [(4, (0, 1000, 2000, 3000))]
         assert [call.what for call in backend.calls if call.kind == "join"] == [tuple(lines)]
 
@@ -329,64 +326,3 @@ def test_those_that_look_at_no_value_can_be_compiled(program, arguments, constan
     for name in ("answer", "answer_2", "json_output", "plan", "reasoning", "score", "tip_5", "tool"):
         assert (name in state) == (name in interpreted)
         assert name not in state or state[name] == interpreted[name]
-
-
-@pytest.fixture
-def backend(engine: jsg.Engine) -> Iterator[jsg.Engine]:
-    """The engine with an empty cache, set as the default backend as those programs do."""
-    assert engine.flush_cache()
-    jsg.set_default_backend(engine)
-    yield engine
-    jsg.set_default_backend(None)
-    end = time.monotonic() + 30  # programs and branches end behind what was read
-    while any(engine.get_server_info()[name] for name in ("num_running", "num_waiting", "num_holds")):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-class TestEmbeddedModel:
-    """A few of them on a real engine: what was shared is computed once, and nothing stays held."""
-
-    def test_hellaswag(self, backend: jsg.Engine):
-        capitals = {"France": " Paris", "Japan": " Tokyo", "Peru": " Lima", "Norway": " Oslo"}
-        choices = list(capitals.values())
-        arguments = [
-            {"examples": "", "question": f"The capital of {country} is", "choices": choices} for country in capitals
-        ]
-        states = ported.few_shot_hellaswag.run_batch(arguments, temperature=0, num_threads=4, progress_bar=True)
-        assert [choices.index(state["answer"]) for state in states] == [0, 1, 2, 3]
-
-    def test_tree_of_thought(self, backend: jsg.Engine):
-        question = "What is the capital of Peru?"
-        state = ported.tree_search_deep.run(question, num_branches=2, max_tokens=8, temperature=0)
-        texts = flat(state.ret_value)
-        assert len(texts) == 16 and all(text.count("Carry it out") == 1 for text in texts)
-        v0 = ported.tree_search_v0.run(question, num_branches=2, max_tokens=8, temperature=0)
-        assert [len(scores) for scores in flat(v0["score"])] == [2] * 4
-
-    def test_forms(self, backend: jsg.Engine):
-        state = ported.character_gen.run("Luna", temperature=0)
-        assert re.fullmatch(ported.CHARACTER_REGEX, state["json_output"])
-        decoded = ported.json_decode.run("The capital of Norway is Oslo.", temperature=0)
-        assert decoded.error() is None
-        for name, pattern in (("population", r"[-+]?[0-9]+"), ("latitude", r"[-+]?[0-9]*\.?[0-9]+\.?")):
-            assert re.fullmatch(pattern, decoded[name])
-
-    def test_documents_side_by_side(self, backend: jsg.Engine):
-        docs = [" Anna lives in Oslo.", " Tom lives in Cairo.", " Clara lives in Lima."]
-        for name, doc in zip(("Anna", "Tom", "Clara"), docs, strict=True):
-            state = ported.multi_document_qa.run(docs, f"Where does {name} live?", temperature=0)
-            assert state["answer"] == doc.strip()
-        bodies = {f"body_{i}": f"line {i}: {i}{i}" for i in range(4)}
-        ported.line_retrieval.run(prefix="Lines:", suffix="Line 1 is", **bodies, temperature=0).sync()
-        before = backend.get_server_info()
-        state = ported.line_retrieval.run(prefix="Lines:", suffix="Line 2 is", **bodies, temperature=0)
-        cached = state.get_meta_info("answer")["cached_tokens"]
-        after = backend.get_server_info()
-        branch_tokens = after["branch_tokens"] - before["branch_tokens"]
-        assert cached >= branch_tokens > 0
-        meta = ported.line_retrieval.run(prefix="Lines:", suffix="Line 2 is", **bodies, temperature=0).get_meta_info(
-            "answer"
-        )
-        assert meta["cached_tokens"] == meta["prompt_tokens"] - 1, "all that was computed is found"
-        assert after["branch_tokens_computed"] == before["branch_tokens_computed"], "no line is read twice"

@@ -42,11 +42,9 @@ def test_a_posted_graph_gives_events_and_a_result():
         event for event in events if event == VariableEvent(event.name, is_done=True)
     ]
     assert {event.name for event in events if event.is_done} == {"a", "b", "broken", None}
-    assert result["text"] == f"why <image {len(PNG)}>{result['variables']['a']}"
-    assert result["errors"] == []
+    assert result["text"] == f"why <image {len(PNG)}>{result['variables']['a']}" and result["errors"] == []
     assert result["failed"] == {"variables": {}, "text": None, "return_value": None}
-    assert result["usage"]["calls"] == 3
-    assert result["meta_info"]["a"]["completion_tokens"] == 2
+    assert result["usage"]["calls"] == 3 and result["meta_info"]["a"]["completion_tokens"] == 2
     assert where.num_open == 0
 
 
@@ -96,21 +94,18 @@ def test_an_error_that_is_none_of_ours_does_not_get_out(caplog):
     assert "/secret/path" in caplog.text
 
 
-def test_leaving_the_block_cancels_the_program():
-    async def main():
-        started = asyncio.Event()
+async def test_leaving_the_block_cancels_the_program():
+    started = asyncio.Event()
 
-        async def forever(prompt, gen):
-            started.set()
-            await asyncio.Event().wait()
+    async def forever(prompt, gen):
+        started.set()
+        await asyncio.Event().wait()
 
-        where = ScriptedBackend(forever)
-        async with execute(branches.trace(), where, {"x": "x"}):
-            await started.wait()
-        await until(lambda: where.num_open == 0)
-        return where
-
-    where = asyncio.run(main())
+    where = ScriptedBackend(forever)
+    async with execute(branches.trace(), where, {"x": "x"}):
+        await started.wait()
+    await until(lambda: where.num_open == 0)
+    where = where
     assert len(where.aborted) >= 1
 
 
@@ -328,19 +323,15 @@ def test_a_program_that_is_cancelled_before_it_began_ends():
         return where
 
     where = run_here(main())
-    assert where.calls == []
-    assert where.num_open == 0
+    assert where.calls == [] and where.num_open == 0
 
 
-def test_a_block_that_is_left_at_once_ends():
-    async def main():
-        where = backend()
-        async with asyncio.timeout(10):
-            async with execute(two_gens.trace(), where, {"x": "x"}):
-                pass
-        return where
-
-    assert asyncio.run(main()).calls == []
+async def test_a_block_that_is_left_at_once_ends():
+    where = backend()
+    async with asyncio.timeout(10):
+        async with execute(two_gens.trace(), where, {"x": "x"}):
+            pass
+    assert (where).calls == []
 
 
 def test_reading_the_text_within_limits_does_not_come_between_a_fork_and_its_join():
@@ -355,7 +346,6 @@ def test_reading_the_text_within_limits_does_not_come_between_a_fork_and_its_joi
         return s["after"]
 
     _, result = asyncio.run(post(program.trace(), backend(), {}, limits=ProgramLimits()))
-    assert result["errors"] == []
-    assert result["variables"] == {"before": "", "after": "onetwo"}
+    assert result["errors"] == [] and result["variables"] == {"before": "", "after": "onetwo"}
     _, result = asyncio.run(post(program.trace(), backend(), {}, limits=ProgramLimits(text_chars=5)))
     assert "more text than is allowed" in result["errors"][0]["message"]

@@ -117,35 +117,29 @@ class TestCarried:
         assert asyncio.run(main()) == "abb"
 
 
-def test_m3_a_value_that_is_no_text_is_not_written_as_one():
+async def test_m3_a_value_that_is_no_text_is_not_written_as_one():
     """Its text could be larger by far than what holds it."""
     large: list[Any] = ["a"]
     for _ in range(40):
         large = [large, large]
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            evaluator = Evaluator({}, tasks, 100)
-            frame = new_frame(graph_of({"kind": "readtext", "id": 1, **LINE}).block, None)
-            variable = Variable()
-            variable.finish(large)
-            frame.define(1, "", variable)
-            with pytest.raises(RequestError, match="must be text or a number"):
-                await evaluator.text((ValueRef(1, ""),), frame)
-
-    asyncio.run(main())
+    async with asyncio.TaskGroup() as tasks:
+        evaluator = Evaluator({}, tasks, 100)
+        frame = new_frame(graph_of({"kind": "readtext", "id": 1, **LINE}).block, None)
+        variable = Variable()
+        variable.finish(large)
+        frame.define(1, "", variable)
+        with pytest.raises(RequestError, match="must be text or a number"):
+            await evaluator.text((ValueRef(1, ""),), frame)
 
 
-def test_m3_text_is_charged_piece_by_piece():
-    async def main() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            evaluator = Evaluator({"a": "a" * 60}, tasks, 100)
-            graph = graph_of(append(1))
-            with pytest.raises(RequestError, match="more text"):
-                await evaluator.text((ArgumentRef("a"),) * 5, new_frame(graph.block, None))
-            assert evaluator._text_left == -20  # the last three were not even looked at
-
-    asyncio.run(main())
+async def test_m3_text_is_charged_piece_by_piece():
+    async with asyncio.TaskGroup() as tasks:
+        evaluator = Evaluator({"a": "a" * 60}, tasks, 100)
+        graph = graph_of(append(1))
+        with pytest.raises(RequestError, match="more text"):
+            await evaluator.text((ArgumentRef("a"),) * 5, new_frame(graph.block, None))
+        assert evaluator._text_left == -20  # the last three were not even looked at
 
 
 def test_patterns_read_beside_each_other_share_the_time_between_two_turns_of_other_tasks():
@@ -177,17 +171,14 @@ class TestManyShortTexts:
     def within_seconds(self, started: float) -> None:
         assert time.thread_time() - started < 3
 
-    def test_m3_of_a_session(self):
-        async def main() -> int:
-            session = TokenSession(FakeModel(load_tokenizer(resolve_model("tiny"))))
-            for _ in range(self.COUNT):
-                await session.extend(Text(self.TEXT))
-            (part,) = await session._resolve()
-            assert isinstance(part, TextPart)
-            return len(part.text)
-
+    async def test_m3_of_a_session(self):
         started = time.thread_time()
-        assert asyncio.run(main()) == self.COUNT * len(self.TEXT)
+
+        session = TokenSession(FakeModel(load_tokenizer(resolve_model("tiny"))))
+        for _ in range(self.COUNT):
+            await session.extend(Text(self.TEXT))
+        (part,) = await session._resolve()
+        assert isinstance(part, TextPart) and (len(part.text)) == self.COUNT * len(self.TEXT)
         self.within_seconds(started)
 
     def test_m3_of_a_message(self):
@@ -197,23 +188,20 @@ class TestManyShortTexts:
         self.within_seconds(started)
 
 
-def test_m3_a_stream_with_much_to_do_lets_others_have_their_turn():
-    async def main() -> int:
-        stream = Stream(running_loop(), ScriptedBackend("").open)
-        for _ in range(500):
-            stream.append(RoleBegin("user"))
-            stream.append(Text("x"))
-            stream.append(RoleEnd("user"))
-        ended = asyncio.ensure_future(stream.read("size").get())
-        num_turns = 0
-        while not ended.done():
-            await asyncio.sleep(0)
-            num_turns += 1
-        stream.close()
-        await stream.log.get()
-        return num_turns
-
-    assert asyncio.run(main()) > 10
+async def test_m3_a_stream_with_much_to_do_lets_others_have_their_turn():
+    stream = Stream(running_loop(), ScriptedBackend("").open)
+    for _ in range(500):
+        stream.append(RoleBegin("user"))
+        stream.append(Text("x"))
+        stream.append(RoleEnd("user"))
+    ended = asyncio.ensure_future(stream.read("size").get())
+    num_turns = 0
+    while not ended.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    stream.close()
+    await stream.log.get()
+    assert (num_turns) > 10
 
 
 def test_the_default_limits_are_all_finite():

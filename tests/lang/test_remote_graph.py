@@ -45,13 +45,10 @@ def test_a_graph_that_was_sent_says_what_it_says_here():
     assert sent.error() is None
     assert (len(server.bodies), server.num_ended) == (1, 1)
     assert (sent["a"], sent["b"], sent.text(), sent.messages()) == (here["a"], here["b"], here.text(), here.messages())
-    assert sent.usage() == here.usage()
-    assert sent.get_meta_info("a") == here.get_meta_info("a")
-    assert sent.ret_value["n"] == 3
-    assert sent.ret_value["state"]["text"] == here.ret_value["state"].text()
+    assert sent.usage() == here.usage() and sent.get_meta_info("a") == here.get_meta_info("a")
+    assert sent.ret_value["n"] == 3 and sent.ret_value["state"]["text"] == here.ret_value["state"].text()
     assert sent.ret_value["state"]["variables"] == {"y": here.ret_value["state"]["y"]}
-    assert "".join(sent.text_iter()) == sent.text()
-    assert "".join(sent.text_iter("a")) == sent["a"]
+    assert "".join(sent.text_iter()) == sent.text() and "".join(sent.text_iter("a")) == sent["a"]
     assert server.bodies[0][3] == {"temperature": 0}
     assert compiled.run("why", PNG, backend=GraphServer(), where="here").error() is None
 
@@ -69,8 +66,7 @@ def test_what_is_kept_and_returned_is_what_the_program_gave(where):
     else:
         state = giving.compile().run("why", backend=GraphServer(), where=where)
     a = state["a"]
-    assert state["pair"] == (a, [1, ("why",)])
-    assert state.ret_value == (a, {"deep": [("x", None), ()]}, [None])
+    assert state["pair"] == (a, [1, ("why",)]) and state.ret_value == (a, {"deep": [("x", None), ()]}, [None])
 
 
 def test_variables_come_as_they_grow():
@@ -93,8 +89,7 @@ def test_variables_come_as_they_grow():
         return text + "".join([piece async for piece in pieces])
 
     assert asyncio.run(read()) == state.text()
-    assert state["a"] == "one two"
-    assert state.get_meta_info("a")["completion_tokens"] == 2
+    assert state["a"] == "one two" and state.get_meta_info("a")["completion_tokens"] == 2
     assert state["b"] == [["one two"] * 2] * 2
 
 
@@ -105,8 +100,7 @@ def test_what_failed_there_is_raised_here_with_its_line():
         return "fine"
 
     state = program.compile().run("why", PNG, backend=GraphServer(fail))
-    assert state["a"] == "fine"
-    assert state.error() is None
+    assert state["a"] == "fine" and state.error() is None
     with pytest.raises(RequestError, match="refused") as caught:
         state["b"]
     assert any("test_remote_graph.py:" in note for note in caught.value.__notes__)
@@ -231,7 +225,7 @@ def test_posts_of_a_batch_wait_for_each_other_where_the_key_has_no_room():
     assert sum(server.posts) == 600 and max(server.posts) <= 256
 
 
-def test_a_cancelled_batch_closes_its_post():
+async def test_a_cancelled_batch_closes_its_post():
     gate = Gate()
 
     async def forever(prompt, gen):
@@ -240,13 +234,10 @@ def test_a_cancelled_batch_closes_its_post():
 
     server = BatchServer(forever)
 
-    async def main():
-        running = asyncio.create_task(program.compile().arun_batch([{"q": "a", "photo": PNG}] * 3, backend=server))
-        await asyncio.to_thread(gate.wait_reached)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(main())
+    running = asyncio.create_task(program.compile().arun_batch([{"q": "a", "photo": PNG}] * 3, backend=server))
+    await asyncio.to_thread(gate.wait_reached)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
     async def until_closed():
         while server.num_under_way:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jsg.errors import BackendError, ConfigError, RequestError
+from jsg.errors import BackendError, ConfigError
 from jsg.lang.http import runtime as module
 from jsg.lang.http.runtime import Runtime, serve_arguments
 from tests.lang.conftest import SMALL
@@ -52,10 +52,6 @@ class TestRunning:
     def test_it_says_what_it_is(self, runtime):
         info = runtime.get_server_info()
         assert (info["served_model_name"], info["max_total_tokens"]) == ("small", 8192)
-
-    def test_a_refusal_is_the_servers(self, runtime):
-        with pytest.raises(RequestError, match="temperature must be"):
-            runtime.generate("a", {"temperature": -1})
 
     def test_it_is_a_backend(self, runtime):
         assert runtime.as_backend() is runtime.endpoint is runtime.endpoint.as_backend()
@@ -143,8 +139,7 @@ def test_s2_keys_work_and_nobody_else_sees_them(tmp_path, has_file):
         environment = (Path("/proc") / str(runtime._process.pid) / "environ").read_bytes()
     assert b"jsg.lang.http.watched" in shown
     for key in (b"open", b"master", b"file-key"):
-        assert b"=" + key not in shown
-        assert b"key=" + key not in environment
+        assert b"=" + key not in shown and b"key=" + key not in environment
 
 
 @pytest.mark.parametrize(
@@ -187,8 +182,7 @@ def test_a_start_that_takes_too_long_is_ended(monkeypatch):
     sleeper = _Sleeper(monkeypatch, "import time; print('loading', flush=True); time.sleep(600)")
     with pytest.raises(BackendError, match=r"must be ready within 0.5 s(?s:.*)raise start_timeout_s"):
         Runtime(start_timeout_s=0.5)
-    assert sleeper.process is not None
-    assert sleeper.process.returncode == -signal.SIGTERM
+    assert sleeper.process is not None and sleeper.process.returncode == -signal.SIGTERM
 
 
 def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch):
@@ -200,8 +194,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch):
     monkeypatch.setattr(Runtime, "_wait_until_ready", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Runtime()
-    assert sleeper.process is not None
-    assert sleeper.process.stdout is not None
+    assert sleeper.process is not None and sleeper.process.stdout is not None
     sleeper.process.stdout.close()
     assert sleeper.process.returncode == -signal.SIGTERM
 
@@ -218,8 +211,7 @@ def test_a_watched_program_ends_with_its_stdin(tmp_path):
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write('["--key=c"]\n')
         process.stdin.flush()
-        assert process.stdout.readline() == "['--a', 'b', '--key=c'] __main__\n"
-        assert process.poll() is None
+        assert process.stdout.readline() == "['--a', 'b', '--key=c'] __main__\n" and process.poll() is None
         process.stdin.close()
         assert process.wait(30) == -signal.SIGTERM
 

@@ -1,6 +1,5 @@
 """A state shows itself: `repr`, HTML, `keys`, `usage`, `timeline`."""
 
-import asyncio
 import threading
 
 import pytest
@@ -68,8 +67,7 @@ def test_a_variable_of_the_way_not_taken_is_none_of_the_state(where, word, names
         sgl.cond(s, sgl.equals(s["a"], "yes"), lambda s: s.set_var("b", "B"), lambda s: s.set_var("c", "C"))
 
     state = ran(where, GraphServer(lambda prompt, gen: word), branching)
-    assert state.keys() == list(state) == names
-    assert list(dict(state)) == names
+    assert state.keys() == list(state) == names and list(dict(state)) == names
     assert [name in state for name in "abc"] == [name in names for name in "abc"]
     assert "UnknownVariableError" not in repr(state) + state._repr_html_()
 
@@ -97,34 +95,30 @@ def test_a_failed_state_shows_its_error_and_the_call_that_failed(where):
     assert "State failed: RequestError: no <i>, " in repr(state) and "a=<RequestError>" in repr(state)
     assert "no &lt;i&gt;" in state._repr_html_()
     assert [(call["name"], call["error"]) for call in state.timeline()] == [("a", "RequestError")]
-    assert state.usage()["calls"] == 0
-    assert isinstance(state.error(), RequestError)
+    assert state.usage()["calls"] == 0 and isinstance(state.error(), RequestError)
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_showing_waits_for_nothing_also_where_a_loop_runs(where):
+async def test_showing_waits_for_nothing_also_where_a_loop_runs(where):
     gate = Gate()
 
     async def answer(prompt, gen):
         await gate.passed()
         return "A"
 
-    async def main():
-        backend = GraphServer(answer)
-        state = (
-            program.run(backend=backend, stream=True)
-            if where == "plain"
-            else program.compile().run(backend=backend, where=where)
-        )
-        gate.wait_reached()
-        shown = repr(state), state._repr_html_(), state.keys()
-        with pytest.raises(ProgramError, match="event loop"):
-            state.usage()
-        gate.open()
-        assert (await state.ausage())["calls"] == 5
-        return shown
-
-    line, page, _ = asyncio.run(main())
+    backend = GraphServer(answer)
+    state = (
+        program.run(backend=backend, stream=True)
+        if where == "plain"
+        else program.compile().run(backend=backend, where=where)
+    )
+    gate.wait_reached()
+    shown = repr(state), state._repr_html_(), state.keys()
+    with pytest.raises(ProgramError, match="event loop"):
+        state.usage()
+    gate.open()
+    assert (await state.ausage())["calls"] == 5
+    line, page, _ = shown
     assert "State running, " in line and "running" in page
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
@@ -18,10 +18,8 @@ from jsg.lang.remote.retry import RetryPolicy
 from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Failure, Message, Scored, Token
 from jsg.lang.words.backend import Session
 from jsg.lang.words.ir import Gen, SamplingArgs, Select, Text
-from tests.lang.wire_servers import HashToy, Parrot, Toy, WireServer, ask, speak, tell, tokenize, write
+from tests.lang.wire_servers import PAGE, TOKENS, HashToy, Parrot, Toy, ask, speak, tell, tokenize, write
 
-PAGE = "Name: Ada Lovelace\nBorn: 1815\nField: mathematics\n"
-TOKENS = ["Name", "Ada", " Love", "lace", "Born", " 18", "15", "Field", "mathe", "matics", ":"]
 ARTICLE = "Augusta Ada King, Countess of Lovelace, was an English mathematician and writer. " * 12
 VOCABULARY = ["a", "b", "ab", "ba", "\n", "a\n", '"', 'b"', "é", "aé", '"\n']
 
@@ -131,7 +129,7 @@ async def run(session: Session, toy: Toy, steps: Sequence[Step]) -> list[str]:
     return [*values, text]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     steps=STEPS,
     num_ahead=st.integers(1, 40),
@@ -151,7 +149,7 @@ def test_f17_speculation_never_changes_a_greedy_result(steps, num_ahead, tells, 
     assert ahead == plain
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     steps=st.lists(st.one_of(FORESEEN, GENS, GENS), min_size=2, max_size=8)
     | STEPS.filter(lambda steps: len(steps) > 2),
@@ -237,12 +235,6 @@ def test_a_saved_gen_has_the_tokens_that_its_own_call_would_have_made(data):
     asyncio.run(both())
 
 
-@pytest.fixture
-def wire() -> Iterator[WireServer]:
-    with WireServer(Parrot(PAGE, TOKENS)).running() as server:
-        yield server
-
-
 async def extract(session: Session) -> list[str]:
     """The paper's example: three fields of a long page."""
     await tell(session, ARTICLE, "\nName:")
@@ -254,67 +246,51 @@ async def extract(session: Session) -> list[str]:
     return [name.text, born.text, field.text]
 
 
-def test_three_fields_of_a_page_need_a_third_of_the_input_tokens(wire):
+async def test_three_fields_of_a_page_need_a_third_of_the_input_tokens(wire):
     """Over HTTP and the real package; counted by the server."""
-
-    async def main() -> tuple[int, int]:
-        backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
-        plain = await extract(backend.open())
-        paid_plain = wire.prompt_tokens
-        ahead = await extract(backend.open(num_api_spec_tokens=64))
-        assert plain == ahead == [" Ada Lovelace", " 1815", " mathematics"]
-        usage = backend.usage()
-        assert (usage.calls, usage.saved_calls) == (3 + 1, 2)
-        assert usage.prompt_tokens == wire.prompt_tokens
-        assert usage.saved_prompt_tokens == paid_plain - (wire.prompt_tokens - paid_plain)
-        await backend.close()
-        return paid_plain, wire.prompt_tokens - paid_plain
-
-    paid_plain, paid_ahead = asyncio.run(main())
-    assert paid_ahead * 3 <= paid_plain
-    assert paid_ahead > 800
+    backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
+    plain = await extract(backend.open())
+    paid_plain = wire.prompt_tokens
+    ahead = await extract(backend.open(num_api_spec_tokens=64))
+    assert plain == ahead == [" Ada Lovelace", " 1815", " mathematics"]
+    usage = backend.usage()
+    assert (usage.calls, usage.saved_calls) == (3 + 1, 2) and usage.prompt_tokens == wire.prompt_tokens
+    assert usage.saved_prompt_tokens == paid_plain - (wire.prompt_tokens - paid_plain)
+    await backend.close()
+    paid_plain, paid_ahead = (paid_plain, wire.prompt_tokens - paid_plain)
+    assert paid_ahead * 3 <= paid_plain and paid_ahead > 800
 
 
-def test_pieces_come_while_the_model_goes_on(wire):
+async def test_pieces_come_while_the_model_goes_on(wire):
     """The gen's own text is shown as it comes, and nothing of what follows it."""
-
-    async def main():
-        backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
-        session = backend.open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        written = await write(session, stop=(" Lovelacy", "\n"))
-        assert written.pieces == [" Ada", " Lovelace"]  # " " and " Love" could have begun a stop
-        await backend.close()
-
-    asyncio.run(main())
+    backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
+    session = backend.open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    written = await write(session, stop=(" Lovelacy", "\n"))
+    assert written.pieces == [" Ada", " Lovelace"]  # " " and " Love" could have begun a stop
+    await backend.close()
 
 
-def test_a_constant_that_the_model_did_not_foresee_costs_a_call():
+async def test_a_constant_that_the_model_did_not_foresee_costs_a_call():
     api = ToyApi(Parrot(PAGE, TOKENS))
 
-    async def main():
-        session = backend_over(api).open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        await write(session, stop=("\n",))
-        await tell(session, "\nField:")
-        assert (await write(session, stop=("\n",))).text == " mathematics"
-
-    asyncio.run(main())
+    session = backend_over(api).open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    await write(session, stop=("\n",))
+    await tell(session, "\nField:")
+    assert (await write(session, stop=("\n",))).text == " mathematics"
     assert api.prompts == ["Name:", "Name: Ada Lovelace\nField:"]
 
 
-def test_a_gen_never_begins_inside_of_a_token():
+async def test_a_gen_never_begins_inside_of_a_token():
     """The model wrote "lace" as one token, so nothing is known of what it would write behind "Name: Ada Lovel"."""
     api = ToyApi(Parrot(PAGE, TOKENS))
 
-    async def main():
-        session = backend_over(api).open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        assert (await write(session, stop=("ace",))).text == " Ada Lovel"
-        assert (await write(session, max_tokens=2)).text == "ac"
-        assert (await write(session, max_tokens=1)).text == "e"
-
-    asyncio.run(main())
+    session = backend_over(api).open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    assert (await write(session, stop=("ace",))).text == " Ada Lovel"
+    assert (await write(session, max_tokens=2)).text == "ac"
+    assert (await write(session, max_tokens=1)).text == "e"
     assert api.prompts == ["Name:", "Name: Ada Lovel"]
 
 
@@ -330,49 +306,40 @@ def test_a_gen_never_begins_inside_of_a_token():
         {"temperature": 0.7, "seed": 1},
     ],
 )
-def test_a_gen_that_asks_for_something_else_has_a_call_of_its_own(args):
+async def test_a_gen_that_asks_for_something_else_has_a_call_of_its_own(args):
     api = ToyApi(Parrot(PAGE, TOKENS))
     api.abilities = dataclasses.replace(api.abilities, has_n=False)
 
-    async def main():
-        session = backend_over(api).open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        await write(session, stop=("\n",))
-        await tell(session, "\nBorn:")
-        await write(session, stop=("\n",), **args)
-
-    asyncio.run(main())
+    session = backend_over(api).open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    await write(session, stop=("\n",))
+    await tell(session, "\nBorn:")
+    await write(session, stop=("\n",), **args)
     assert api.num_calls == 1 + args.get("n", 1)
 
 
 @pytest.mark.parametrize("args", [{"temperature": 0.7, "seed": 1}, {"frequency_penalty": 0.5}, {"min_tokens": 1}])
-def test_a_gen_whose_sampler_begins_anew_with_each_call_asks_for_no_more_than_it_needs(args):
+async def test_a_gen_whose_sampler_begins_anew_with_each_call_asks_for_no_more_than_it_needs(args):
     asked = normalised(SamplingArgs(max_tokens=5, stop=("\n",), **args))
     api = ToyApi(Parrot(PAGE, TOKENS))
 
-    async def main():
-        session = backend_over(api).open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        await write(session, max_tokens=5, stop=("\n",), **args)
-
-    asyncio.run(main())
+    session = backend_over(api).open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    await write(session, max_tokens=5, stop=("\n",), **args)
     assert api.asked[0] == dataclasses.replace(asked, temperature=args.get("temperature", 0.0))
 
 
-def test_f17_a_gen_without_a_stop_ends_after_its_tokens_not_its_characters():
+async def test_f17_a_gen_without_a_stop_ends_after_its_tokens_not_its_characters():
     api = ToyApi(Parrot(PAGE, TOKENS))
 
-    async def main():
-        session = backend_over(api).open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        texts = [(await write(session, max_tokens=2)).text for _ in range(3)]
-        assert texts == [" Ada", " Lovelace", "\nBorn"]
-
-    asyncio.run(main())
+    session = backend_over(api).open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    texts = [(await write(session, max_tokens=2)).text for _ in range(3)]
+    assert texts == [" Ada", " Lovelace", "\nBorn"]
     assert api.num_calls == 1
 
 
-def test_f17_programs_at_the_same_time_share_nothing(wire):
+async def test_f17_programs_at_the_same_time_share_nothing(wire):
     wire.answer = lambda body: f" {body['prompt'].split('#')[1]}-1\nB: {body['prompt'].split('#')[1]}-2\n"
 
     async def program(backend: OpenAI, number: int) -> list[str]:
@@ -383,17 +350,14 @@ def test_f17_programs_at_the_same_time_share_nothing(wire):
         await tell(session, "\nB:")
         return [first.text, (await write(session, stop=("\n",))).text]
 
-    async def main():
-        backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
-        results = await asyncio.gather(*(program(backend, number) for number in range(16)))
-        assert results == [[f" {number}-1", f" {number}-2"] for number in range(16)]
-        assert backend.usage().calls == backend.usage().saved_calls == 16
-        await backend.close()
-
-    asyncio.run(main())
+    backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
+    results = await asyncio.gather(*(program(backend, number) for number in range(16)))
+    assert results == [[f" {number}-1", f" {number}-2"] for number in range(16)]
+    assert backend.usage().calls == backend.usage().saved_calls == 16
+    await backend.close()
 
 
-def test_branches_share_what_was_foreseen_only_where_nothing_is_sampled():
+async def test_branches_share_what_was_foreseen_only_where_nothing_is_sampled():
     async def calls(temperature: float) -> int:
         api = ToyApi(Parrot(PAGE, TOKENS))
         session = backend_over(api).open(num_api_spec_tokens=64)
@@ -404,42 +368,33 @@ def test_branches_share_what_was_foreseen_only_where_nothing_is_sampled():
             await write(branch, stop=("\n",), temperature=temperature)
         return api.num_calls
 
-    async def both() -> tuple[int, int]:
-        return await calls(0.0), await calls(1.0)
-
-    assert asyncio.run(both()) == (1, 3)
+    assert (await calls(0.0), await calls(1.0)) == (1, 3)
 
 
-def test_a_choice_ends_what_was_foreseen(wire):
-    async def main():
-        backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
-        session = backend.open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        await write(session, stop=("\n",))
-        await session.select(Select("x", ("\nBorn", "\nField"), "token_trie"))
-        await tell(session, ":")
-        assert (await write(session, stop=("\n",))).text == " 1815"
-        await backend.close()
-
-    asyncio.run(main())
+async def test_a_choice_ends_what_was_foreseen(wire):
+    backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
+    session = backend.open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    await write(session, stop=("\n",))
+    await session.select(Select("x", ("\nBorn", "\nField"), "token_trie"))
+    await tell(session, ":")
+    assert (await write(session, stop=("\n",))).text == " 1815"
+    await backend.close()
     assert wire.requests[-1]["prompt"] == "Name: Ada Lovelace\nBorn:"
 
 
-def test_an_api_that_tells_no_tokens_is_asked_for_no_more_than_the_gen_may_have(wire):
+async def test_an_api_that_tells_no_tokens_is_asked_for_no_more_than_the_gen_may_have(wire):
     """It was asked for more once, because it was said to tell them."""
     wire.has_tokens = False
 
-    async def main():
-        backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
-        session = backend.open(num_api_spec_tokens=64)
-        await tell(session, "Name:")
-        assert (await write(session, max_tokens=3)).text == " Ada Love"
-        assert (await write(session, stop=("\n",), max_tokens=20)).text == "lace"
-        await tell(session, "\nBorn:")
-        assert (await write(session, stop=("\n",), max_tokens=20)).text == " 1815"
-        await backend.close()
-
-    asyncio.run(main())
+    backend = OpenAI("toy", base_url=wire.openai_url, api="completions")
+    session = backend.open(num_api_spec_tokens=64)
+    await tell(session, "Name:")
+    assert (await write(session, max_tokens=3)).text == " Ada Love"
+    assert (await write(session, stop=("\n",), max_tokens=20)).text == "lace"
+    await tell(session, "\nBorn:")
+    assert (await write(session, stop=("\n",), max_tokens=20)).text == " 1815"
+    await backend.close()
     assert [request["max_tokens"] for request in wire.requests] == [64, 3, 20]
 
 
@@ -465,8 +420,7 @@ def test_tokens_that_are_parts_of_a_character_are_counted_and_never_parted():
     assert taken is not None
     assert (taken.text, taken.finish) == ("a", "length")  # three tokens show no whole character more
     taken = ahead.take(dataclasses.replace(args, max_tokens=5))
-    assert taken is not None
-    assert (taken.text, taken.num_tokens) == ("a€b", 5)
+    assert taken is not None and (taken.text, taken.num_tokens) == ("a€b", 5)
     assert ahead.take(dataclasses.replace(args, max_tokens=9)) is None  # it would have gone on
 
 
@@ -475,8 +429,7 @@ def test_without_tokens_a_limit_is_proven_by_bytes_or_not_at_all():
     units = (Unit("abc", None), Unit("d\ne", None))
     ahead = Ahead(units=units, finish="stop", total_tokens=50, settings=shared_settings(args), prompt_tokens=5)
     taken = ahead.take(args)
-    assert taken is not None
-    assert (taken.text, taken.num_tokens) == ("abcd", None)
+    assert taken is not None and (taken.text, taken.num_tokens) == ("abcd", None)
     assert ahead.take(dataclasses.replace(args, max_tokens=4)) is None
     proven = dataclasses.replace(ahead, total_tokens=4)
     assert proven.take(dataclasses.replace(args, max_tokens=4)) is not None

@@ -104,8 +104,7 @@ def test_f20_pictures_forks_and_joins_are_traced():
     graph = program.trace()
     assert graph.arguments == (Argument("photo", "image"),)
     media = [node for node in graph.nodes() if isinstance(node, Media)]
-    assert media[0].source == ArgumentRef("photo")
-    assert media[1].source.data == PNG
+    assert media[0].source == ArgumentRef("photo") and media[1].source.data == PNG
     forks = [node for node in graph.nodes() if isinstance(node, Fork)]
     assert [fork.branches for fork in forks] == [(1, 2), (3, 4)]
     assert forks[0].offsets == (0, 10)
@@ -141,25 +140,22 @@ def test_f20_traces_in_two_threads_do_not_meet():
     assert scope.active() is None
 
 
-def test_a_trace_in_one_task_is_not_seen_by_another():
-    async def main():
-        inside = asyncio.Event()
+async def test_a_trace_in_one_task_is_not_seen_by_another():
+    inside = asyncio.Event()
 
-        async def tracing():
-            @sgl.function
-            def program(s):
-                s += "x"
-                inside.set()
+    async def tracing():
+        @sgl.function
+        def program(s):
+            s += "x"
+            inside.set()
 
-            program.trace()
+        program.trace()
 
-        async def other():
-            await inside.wait()
-            return scope.active()
+    async def other():
+        await inside.wait()
+        return scope.active()
 
-        return (await asyncio.gather(other(), tracing()))[0]
-
-    assert asyncio.run(main()) is None
+    assert ((await asyncio.gather(other(), tracing()))[0]) is None
 
 
 def test_async_bodies_are_traced():
@@ -246,7 +242,7 @@ def test_text_that_is_a_value_can_be_put_together_kept_and_given_on():
     assert compiled["more"] == interpreted["more"]
 
 
-def test_a_task_that_a_traced_body_began_is_not_part_of_the_trace():
+async def test_a_task_that_a_traced_body_began_is_not_part_of_the_trace():
     tasks = []
 
     @sgl.function
@@ -261,10 +257,7 @@ def test_a_task_that_a_traced_body_began_is_not_part_of_the_trace():
         tasks.append(asyncio.get_running_loop().create_task(later()))
         s += q
 
-    async def main():
-        program.trace()
-        return await tasks[0]
-
-    tracing, text = asyncio.run(main())
+    program.trace()
+    tracing, text = await tasks[0]
     assert tracing is None
     assert text.startswith("o<")

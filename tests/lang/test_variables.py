@@ -48,19 +48,16 @@ def test_waiting_says_that_it_is_wanted_once():
     assert wanted == [1] and variable.is_wanted
 
 
-def test_a_waiter_that_gave_up_is_forgotten():
+async def test_a_waiter_that_gave_up_is_forgotten():
     variable = Variable()
     with pytest.raises(TimeoutError):
         variable.wait(0)
 
-    async def give_up():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(variable.get(), 0.001)
-        pieces = variable.follow_async()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(pieces), 0.001)
-
-    asyncio.run(give_up())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(variable.get(), 0.001)
+    pieces = variable.follow_async()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(pieces), 0.001)
     assert variable._on_done == [] and variable._on_change == []
     variable.finish(1)
 

@@ -24,6 +24,8 @@ from starlette.routing import Route
 from jsg.lang.words.backend import PromptItem, Session
 from jsg.lang.words.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
 
+PAGE = "Name: Ada Lovelace\nBorn: 1815\nField: mathematics\n"
+TOKENS = ["Name", "Ada", " Love", "lace", "Born", " 18", "15", "Field", "mathe", "matics", " ", ":"]
 END = ""  # the token at which a model ends by itself
 
 
@@ -506,6 +508,15 @@ class Written:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+
+@contextlib.asynccontextmanager
+async def closing(backend: Any) -> AsyncIterator[Any]:
+    """The backend, which is closed behind the block."""
+    try:
+        yield backend
+    finally:
+        await backend.close()
 
 
 async def write(session: Session, name: str | None = "x", **args: Any) -> Written:

@@ -86,8 +86,7 @@ def paged(model) -> PagedModel:
 def test_dummy_logits_have_a_std_of_about_one(paged):
     paged.reset()
     logits = paged.extend({0: TOKENS})[0]
-    assert logits.dtype == np.float32
-    assert 0.8 < logits.std() < 1.25
+    assert logits.dtype == np.float32 and 0.8 < logits.std() < 1.25
     assert len({int(row.argmax()) for row in logits}) > 20
 
 
@@ -107,8 +106,7 @@ def test_bfloat16_agrees_with_float32(paged, model):
     graph, state = nnx.split(model)
     halved = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state))
     rounded = PagedModel(config(), halved, page_size=2, dtype=jnp.bfloat16).extend({0: TOKENS})[0]
-    assert rounded.dtype == np.float32
-    assert np.abs(rounded - exact).max() < 0.15
+    assert rounded.dtype == np.float32 and np.abs(rounded - exact).max() < 0.15
     assert not np.array_equal(rounded, rounded.astype(jnp.bfloat16))  # the head is not rounded
 
 

@@ -93,8 +93,7 @@ def test_a_token_that_is_not_finite_stays_alone(run):
     for bad in (np.nan, np.inf):
         x[3, 5] = bad
         out = run(x)
-        assert np.isnan(out[3]).any()
-        assert np.array_equal(np.delete(out, 3, 0), np.delete(clean, 3, 0))
+        assert np.isnan(out[3]).any() and np.array_equal(np.delete(out, 3, 0), np.delete(clean, 3, 0))
 
 
 ROUTER = RouterSpec(

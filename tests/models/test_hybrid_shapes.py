@@ -149,8 +149,7 @@ def test_what_granite_keeps(tmp_path: Path, name: str):
     spec = read(tmp_path, granite(name))
     mib, kib, millions = GRANITES[name][-3:]
     assert sum(shapes[1].num_bytes(2) for shapes in spec.state_shapes) == mib * 2**20
-    assert spec.kv_bytes_per_token(2) == kib * 2**10
-    assert len(spec.state_shapes) == 36
+    assert spec.kv_bytes_per_token(2) == kib * 2**10 and len(spec.state_shapes) == 36
     assert round(num_parameters(spec) / 1e6) == millions
 
 

@@ -54,8 +54,7 @@ def test_padding_is_left_out():
 
 
 def test_a_tall_image_takes_the_tall_grid():
-    assert tile_grid(small(), (9, 4)) == (2, 1)
-    assert tile_grid(small(), (4, 9)) == (1, 2)
+    assert tile_grid(small(), (9, 4)) == (2, 1) and tile_grid(small(), (4, 9)) == (1, 2)
 
 
 def test_llava_1_5_shows_every_patch_of_one_tile_whatever_the_size():

@@ -232,5 +232,4 @@ def test_any_value_of_any_field_is_read_or_refused(tmp_path, variant, name, valu
         tower = vision(tmp_path, config)
     except ModelError:
         return
-    assert tower.patches_per_tile > 0
-    assert 0 <= max(tower.feature_layers) <= tower.num_layers
+    assert tower.patches_per_tile > 0 and 0 <= max(tower.feature_layers) <= tower.num_layers

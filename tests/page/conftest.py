@@ -49,8 +49,7 @@ class Opened:
 
     def check(self) -> None:
         """Shows that the page did nothing that it must not do."""
-        assert self.faults == []
-        assert self.page.evaluate("violations") == []
+        assert self.faults == [] and self.page.evaluate("violations") == []
         assert self.page.context.cookies() == []
 
     def _on_console(self, message: Any) -> None:

@@ -111,8 +111,7 @@ def test_spells_the_odd_tokens(all_tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = all_tokenizers["byte_level"]
     added = tokenizer.token_id("ñandú")
     assert added is not None
-    assert tokenizer.token_bytes(added) == "ñandú".encode()
-    assert tokenizer.decode([added]) == "ñandú"
+    assert tokenizer.token_bytes(added) == "ñandú".encode() and tokenizer.decode([added]) == "ñandú"
     assert tokenizer.token_bytes(-1) == tokenizer.token_bytes(tokenizer.vocab_size) == b""
     assert tokenizer.decode([10**9, -1]) == ""
     llama = all_tokenizers["llama"]
@@ -121,8 +120,7 @@ def test_spells_the_odd_tokens(all_tokenizers: dict[str, Tokenizer]) -> None:
 
 def test_vocabulary_bytes_make_every_text_and_leave_out_special_tokens(tokenizer: Tokenizer) -> None:
     table = vocabulary_bytes(tokenizer)
-    assert len(table) == tokenizer.vocab_size
-    assert all(table[i] == b"" for i in tokenizer.special_ids)
+    assert len(table) == tokenizer.vocab_size and all(table[i] == b"" for i in tokenizer.special_ids)
     text = "a naïve 😀 text"
     ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
     space = " " if tokenizer.strips_leading_space else ""
@@ -137,8 +135,7 @@ def test_special_tokens_are_read_only_when_asked(tokenizer: Tokenizer, kind: str
     text = f"{marker}hi"
     assert tokenizer.encode(text, add_special_tokens=False)[0] == marker_id
     plain = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
-    assert not tokenizer.special_ids & set(plain)
-    assert tokenizer.decode(plain) == text
+    assert not tokenizer.special_ids & set(plain) and tokenizer.decode(plain) == text
     assert tokenizer.decode([marker_id, *plain], skip_special_tokens=False).startswith(marker)
 
 
@@ -266,8 +263,7 @@ def test_older_formats_go_through_transformers(tmp_path: Path) -> None:
     fields = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
     tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.encode("hi é") == [256, *"hi é".encode()[2:]]
-    assert tokenizer.eos_token_id == 257
+    assert tokenizer.encode("hi é") == [256, *"hi é".encode()[2:]] and tokenizer.eos_token_id == 257
     assert tokenizer.decode([256, 257]) == "hi"
 
 

@@ -18,8 +18,7 @@ def test_a_longer_conversation_begins_with_a_shorter_one_and_is_the_same_convers
     short = prompt_of(messages=first)
     long = prompt_of(messages=[*first, said("assistant", "Paris."), said("user", "And of Spain?")])
     whole = len(short.units) - 1  # the last unit may be padded
-    assert long.units[:whole] == short.units[:whole]
-    assert len(long.units) > len(short.units)
+    assert long.units[:whole] == short.units[:whole] and len(long.units) > len(short.units)
     assert long.conversation == short.conversation
     other = prompt_of(messages=[first[0], said("user", "Who are you?")])
     assert other.conversation != short.conversation

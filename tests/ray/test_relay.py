@@ -105,8 +105,7 @@ def test_request_and_answer_pass_through():
     assert (response.status_code, response.json(), response.headers["x-own"]) == (200, answer, "1")
     ((_, sent),) = replicas.requests
     assert sent.startswith(b"POST /v1/completions?a=1 HTTP/1.1\r\n")
-    assert b"authorization: Bearer key\r\n" in sent
-    assert sent.endswith(b'{"model":"tiny","prompt":"hello"}')
+    assert b"authorization: Bearer key\r\n" in sent and sent.endswith(b'{"model":"tiny","prompt":"hello"}')
     assert (replicas.begun, replicas.released, replicas.num_tokens) == (1, 1, 17)
 
 
@@ -120,8 +119,7 @@ def test_another_replica_answers_while_nothing_was_sent():
 def test_a_request_moves_once():
     replicas = Replicas(a=b"", b=b"", c=WHOLE)
     response = ask(replicas)
-    assert response.status_code == 503
-    assert "two replicas ended" in response.json()["error"]["message"]
+    assert response.status_code == 503 and "two replicas ended" in response.json()["error"]["message"]
     assert [name for name, _ in replicas.requests] == ["a", "b"]
     assert ask(Replicas(a=REFUSAL, b=REFUSAL, c=WHOLE)).json() == {}  # the refusal itself
 

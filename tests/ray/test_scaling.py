@@ -9,10 +9,8 @@ from jsg.ray.scaling import LoadPolicy, load_of, parse_scrape
 
 def test_more_replicas_for_waiting_requests_and_full_pools_and_fewer_for_empty_ones():
     wanted = LoadPolicy(waiting=8, kv_usage=0.7).wanted
-    assert wanted(2, [0, 0], [0.7, 0.7]) == 2
-    assert wanted(2, [1, 0], [0.1, 0.1]) == 3
-    assert wanted(2, [17, 0], [0.9, 0.9]) == 5
-    assert wanted(4, [0] * 4, [0.9, 0.9, 0.9, 0.8]) == 5
+    assert wanted(2, [0, 0], [0.7, 0.7]) == 2 and wanted(2, [1, 0], [0.1, 0.1]) == 3
+    assert wanted(2, [17, 0], [0.9, 0.9]) == 5 and wanted(4, [0] * 4, [0.9, 0.9, 0.9, 0.8]) == 5
     assert wanted(4, [0] * 4, [0.1] * 4) == 1
     assert wanted(4, [], []) == 4  # nothing is known yet
 

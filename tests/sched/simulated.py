@@ -511,8 +511,7 @@ class SimulatedEngine:
         if not answer.request.return_cache_info or (answer.is_aborted and report is None):
             assert report is None
         else:
-            assert report is not None
-            assert report.matched_tokens == answer.cached_tokens
+            assert report is not None and report.matched_tokens == answer.cached_tokens
             if not answer.request.joined:
                 assert report.matchable_tokens == self._most_cached(answer.request)
 

@@ -23,10 +23,13 @@ def test_estimate_sinks_to_its_floor_and_starts_afresh():
 def test_estimate_learns_from_a_retract_and_forgets_in_time():
     estimate = AdmissionEstimate(0.01)
     sampling = SamplingParams(max_new_tokens=100)
-    request = new_running_request(Request(rid="r", input_ids=(1,), sampling=sampling), 0, 0.0)
-    request.num_known += 40
-    estimate.on_retract([request])
-    assert estimate.fraction == pytest.approx(0.6)
+    first, second = (new_running_request(Request(rid=r, input_ids=(1,), sampling=sampling), 0, 0.0) for r in "ab")
+    first.num_known += 40
+    estimate.on_retract([first, second])
+    assert estimate.fraction == pytest.approx((60 + 20) / 200)
+    first.num_known += 60
+    estimate.on_retract([first])
+    assert estimate.fraction == 1.0
     for _ in range(2 * DECAY_STEPS):
         estimate.step()
     assert estimate.fraction == pytest.approx(FLOOR * 0.01)

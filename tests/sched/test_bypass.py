@@ -67,8 +67,7 @@ def test_the_bound_holds_when_memory_blocks(policy: str):
     """The cold prompt needs most of the pool, which the hot ones keep full."""
     tight = dataclasses.replace(shape, policy=policy, num_pages=50, max_running=8, max_bypass_tokens=20)
     answer = offer(tight, num_steps=100, cold=COLD * 2, hot_new=8)
-    assert answer.finish is not None
-    assert answer.num_bypassed <= 20 + shape.chunk
+    assert answer.finish is not None and answer.num_bypassed <= 20 + shape.chunk
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -76,8 +75,7 @@ def test_the_bound_holds_when_rows_block(policy: str):
     """There are two rows, and two requests that hold them for long."""
     narrow = dataclasses.replace(shape, policy=policy, max_running=2, max_bypass_tokens=20)
     answer = offer(narrow, num_steps=150, hot_new=20)
-    assert answer.finish is not None
-    assert answer.num_bypassed <= 20 + shape.chunk
+    assert answer.finish is not None and answer.num_bypassed <= 20 + shape.chunk
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -138,8 +136,7 @@ def test_ledger_counts_the_tokens_of_later_places_since_a_request_came(events: l
         elif kind == "end" and passed.pop(place, None) is not None:
             ledger.end(place)
         for asked, num_passed in passed.items():
-            assert ledger.bypassed(asked) == num_passed
-            assert ledger.is_overdue(asked) == (num_passed > bound)
+            assert ledger.bypassed(asked) == num_passed and ledger.is_overdue(asked) == (num_passed > bound)
 
 
 def test_ledger_stays_small():

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from jsg.cache.radix import RadixCache
 from jsg.config import POLICIES
 from jsg.errors import QueueFullError, RequestError
-from jsg.sched.batch import Batch
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from jsg.window import Window
 from tests.sched.simulated import EngineShape, SimulatedEngine
@@ -19,10 +18,6 @@ from tests.sched.token_model import TokenModel
 
 def hold(rid: str, tokens: tuple[int, ...] = PREFIX, **fields: Any) -> Request:
     return make_request(rid, tokens, max_new=0, hold=True, **fields)
-
-
-def tokens_of(batches: list[Batch]) -> int:
-    return sum(entry.num_new for batch in batches for entry in batch.entries)
 
 
 def end_all(engine: SimulatedEngine) -> None:
@@ -153,8 +148,7 @@ def test_a_hold_whose_end_would_not_help_stays():
     engine.add(make_request("waits", (*PREFIX, 2), max_new=20))
     for _ in range(5):
         engine.step()
-    assert engine.scheduler.totals.num_holds_broken == 0
-    assert len(engine.scheduler.waiting) == 1
+    assert engine.scheduler.totals.num_holds_broken == 0 and len(engine.scheduler.waiting) == 1
     engine.run_until_idle()
     assert engine.answers["held"].finish is None
     end_all(engine)

@@ -220,8 +220,7 @@ def test_while_an_item_has_no_room_no_later_one_gets_any():
     store.begin_round()
     assert store.reserve(*blocked, 3, 0) == 0
     assert not store.take_encodings(), "where there is no memory for a token, no room is made for its features"
-    assert store.reserve(*blocked, 0, 9) == 9
-    assert len(store.take_encodings()) == 2
+    assert store.reserve(*blocked, 0, 9) == 9 and len(store.take_encodings()) == 2
     check_vision(store, [place for _, place in (cut, blocked, small)])
 
 
@@ -304,8 +303,7 @@ def test_a_hold_keeps_no_pixels():
     engine = SimulatedEngine(SHAPE)
     picture = image(0, 5, 6)
     run(engine, request("a", (1,), picture, (2,), max_new_tokens=0, hold=True))
-    assert "a" in engine.scheduler.holds
-    assert engine.scheduler.table.vision.num_pixel_bytes == 0
+    assert "a" in engine.scheduler.holds and engine.scheduler.table.vision.num_pixel_bytes == 0
     assert run(engine, request("b", (1,), picture, (2, 3))) == [1 + 9 + 1]
     held = engine.scheduler.holds["a"]
     assert not held.request.media, "the arrays themselves are kept"

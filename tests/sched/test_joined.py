@@ -348,8 +348,7 @@ def test_a_cache_report_of_a_joined_prompt_names_the_first_miss():
     engine.add(joined("whole", return_cache_info=True))
     engine.run_until_idle()
     report = engine.answers["whole"].cache_report
-    assert report is not None
-    assert (report.matched_tokens, report.matchable_tokens) == (16 + 5 + 2, 33)
+    assert report is not None and (report.matched_tokens, report.matchable_tokens) == (16 + 5 + 2, 33)
     assert report.first_difference == 16 + 5 + 2 and set(report.cached_continuations) == {3, 5}
     engine.check_answers()
 

@@ -28,8 +28,7 @@ def test_output_behind_a_jump_is_found_by_the_next_request():
     engine.add(make_request("second", (*PREFIX, *output, 0), position_jumps=((10, 7),)))
     engine.add(make_request("plain", (*PREFIX, *output, 0)))
     engine.run_until_idle()
-    assert engine.answers["second"].cached_tokens == 16 + 4
-    assert engine.answers["plain"].cached_tokens == 10
+    assert engine.answers["second"].cached_tokens == 16 + 4 and engine.answers["plain"].cached_tokens == 10
     engine.check_answers()
 
 

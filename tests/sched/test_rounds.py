@@ -123,8 +123,7 @@ def test_a_post_has_so_many_tokens_in_each_round():
     rounds = Rounds(10)
     assert rounds.enter(request("a", 4), None) // ROUND == 0
     assert [rounds.enter(request("a", 4), 0) // ROUND for _ in range(7)] == [1, 1, 1, 2, 2, 3, 3]
-    assert rounds.enter(request("b", 35), 0) // ROUND == 1
-    assert rounds.enter(request("b", 1), 0) // ROUND == 4
+    assert rounds.enter(request("b", 35), 0) // ROUND == 1 and rounds.enter(request("b", 1), 0) // ROUND == 4
     assert rounds.enter(request("c", 1), 2 * ROUND) // ROUND == 3, "others are there already"
     assert rounds.enter(request("c", 1), ROUND) // ROUND == 3, "as when one comes back that was the first to come"
     for _ in range(8):

@@ -81,15 +81,6 @@ def test_followers_of_a_prompt_longer_than_a_chunk_wait_for_it():
     assert [planned(batch) for batch in engine.batches] == [{"r0": 8}, {"r0": 8}, {"r0": 1, "r1": 1, "r2": 1}]
 
 
-def test_namespaces_share_nothing():
-    engine = make_engine()
-    prefill_only(engine, PREFIX, namespace="a")
-    engine.add(make_request("a", namespace="a"))
-    engine.add(make_request("b", namespace="b"))
-    engine.step()
-    assert planned(engine.batches[0]) == {"a": 1, "b": 16}
-
-
 def test_outputs_are_cached_but_for_the_last_token():
     """The last token was never an input, so no keys exist of it."""
     engine = make_engine()
@@ -308,8 +299,7 @@ def test_those_that_waited_too_long_are_taken_out_and_those_that_ran_are_not():
     engine = make_engine(max_running=1)
     for number in range(5):
         engine.scheduler.add(make_request(f"r{number}", (number,) * 3, max_new=50), now_s=float(number))
-    assert engine.scheduler.plan() is not None
-    assert engine.scheduler.expire(arrived_before_s=0.0) == []
+    assert engine.scheduler.plan() is not None and engine.scheduler.expire(arrived_before_s=0.0) == []
     assert engine.scheduler.expire(arrived_before_s=3.0) == ["r1", "r2"], "r0 runs, r3 arrived at that very time"
     assert engine.scheduler.expire(arrived_before_s=3.0) == []
     assert [len(engine.scheduler.running), len(engine.scheduler.waiting)] == [1, 2]
@@ -327,8 +317,7 @@ def test_a_retracted_request_does_not_expire():
         engine.add(make_request(f"r{number}", (number,) * 3, max_new=20))
     while not engine.scheduler.totals.num_retracts:
         engine.step()
-    assert len(engine.scheduler.waiting) == 1
-    assert engine.scheduler.expire(arrived_before_s=1e9) == []
+    assert len(engine.scheduler.waiting) == 1 and engine.scheduler.expire(arrived_before_s=1e9) == []
     engine.run_until_idle()
     engine.check_answers()
 

@@ -40,8 +40,7 @@ def asked(rid: str = "asked", tokens: tuple[int, ...] = PROMPT, **fields: Any) -
 
 def test_what_was_never_seen_is_new_and_what_is_cached_has_no_reason():
     engine = engine_of()
-    assert why(engine, asked("first")).why is MissReason.NEW
-    assert why(engine, asked("again")).why is None
+    assert why(engine, asked("first")).why is MissReason.NEW and why(engine, asked("again")).why is None
     assert why(engine, asked("longer", (*PROMPT, 3, 4))).why is MissReason.NEW
     assert why(engine_of(has_cache=False), asked()).why is MissReason.OFF
 

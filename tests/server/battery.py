@@ -113,8 +113,7 @@ BAD_BODIES: list[tuple[bytes, str]] = [
     (b'{"a": NaN}', "a must be a finite number, but got NaN"),
     (b'{"a": [1, {"b": -Infinity}]}', "a[1].b must be a finite number, but got -Infinity"),
     (b'{"a": 1e999}', "a must be a finite number, but got 1e999"),
-    (b'{"a": ' + b"9" * 1_000_000 + b"}", "a must be a number of at most 100 characters"),
-    (b'{"a": 0.' + b"9" * 1_000_000 + b"}", "a must be a number of at most 100 characters"),
+    (b'{"a": ' + b"9" * 1_000_000 + b"}", "a must be a number of at most 4300 digits"),
     (b'{"a": ["x\\ud800"]}', "a[0] must be text, but has half of a surrogate pair at character 1"),
     (b'{"a\\udfff": 1}', "half of a surrogate pair at character 1"),
     (b'{"x": ["a"' + b',"a"' * 10 + b"]}", "unknown field 'x'"),
@@ -200,7 +199,9 @@ class Battery:
         for words in said:
             assert words in error["message"]
         assert len(error["message"]) < 1100
-        assert re.search("must|is required|needs|are one|unknown|is not supported|may ", error["message"])
+        assert re.search(
+            "must|is required|needs|are one|unknown|is not supported|may |cannot|is refused|differ", error["message"]
+        )
         assert re.search("[;:,]|must be given|must be below", error["message"]), f"no remedy: {error['message']}"
         return error
 
@@ -212,8 +213,7 @@ def error_of(path: str, response: httpx.Response) -> dict[str, Any]:
         assert set(body) <= {"type", "error", "request_id"} and body["type"] == "error"
         assert set(body["error"]) == {"type", "message"}
     elif path.startswith("/v1/"):
-        assert set(body) == {"error"}
-        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     else:
         assert body == {"error": body["error"], "object": "error", **body["error"], "code": response.status_code}
         assert "message" in body["error"]

@@ -7,7 +7,6 @@ import httpx
 from tests.server.running import events_of
 
 HI = [{"role": "user", "content": "hi"}]
-HI_RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 HI_TOKENS = 1 + 5 + 2 + 1 + 1 + 1 + 10
 ENDED = {"finish_reason": "length", "matched_stop": None}
 HI_ANSWER = "user\nhi\nassistant\n"  # what repeating it shows: special tokens are left out

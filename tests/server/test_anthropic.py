@@ -83,8 +83,7 @@ class TestAnswers:
         assert (message.type, message.role, message.model) == ("message", "assistant", "fake")
         assert [(block.type, block.text) for block in message.content] == [("text", HI_ANSWER)]
         assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
-        assert message.usage.output_tokens == HI_TOKENS
-        assert message._request_id
+        assert message.usage.output_tokens == HI_TOKENS and message._request_id
 
     def test_only_what_the_api_defines_as_null_is_null(self, http):
         """`@ai-sdk/anthropic` checks answers strictly, and takes no null where Anthropic sends nothing."""
@@ -119,14 +118,6 @@ class TestAnswers:
     def test_a_salt_parts_the_cache(self, http):
         for salt, cached in (("a", 0), ("a", HI_TOKENS - 1), ("b", 0)):
             assert post(http, cache_salt=f"messages {salt}")["usage"]["cache_read_input_tokens"] == cached
-
-    def test_asynchronously(self, server):
-        async def run() -> list[str]:
-            async with AsyncAnthropic(base_url=str(server.http.base_url), api_key="none") as client:
-                made = [client.messages.create(model="fake", max_tokens=8, messages=HI) for _ in range(3)]
-                return [message.content[0].text for message in await asyncio.gather(*made)]
-
-        assert asyncio.run(run()) == ["user\nhi"] * 3
 
 
 class TestConversations:
@@ -220,14 +211,6 @@ class TestStreams:
         assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", "hi")
         assert final.usage.output_tokens == whole.usage.output_tokens
 
-    def test_asynchronously(self, server):
-        async def run() -> str:
-            client = AsyncAnthropic(base_url=str(server.http.base_url), api_key="none")
-            async with client, client.messages.stream(model="fake", max_tokens=8, messages=HI) as stream:
-                return await stream.get_final_text()
-
-        assert asyncio.run(run()) == "user\nhi"
-
     def test_an_empty_answer_has_no_block(self, http):
         kinds = [event["type"] for event in events(http, max_tokens=50, stop_sequences=["user"])]
         assert kinds == ["message_start", "message_delta", "message_stop"]
@@ -239,8 +222,7 @@ class TestStreams:
     def test_what_fails_later_is_told_by_an_event(self, make_server, client_of):
         with make_server(server={"request_timeout": 1.2}) as slow:
             found = events(slow.http, max_tokens=900)
-            assert found[0]["type"] == "message_start"
-            assert found[-1]["type"] == "error"
+            assert found[0]["type"] == "message_start" and found[-1]["type"] == "error"
             assert found[-1].keys() == {"type", "error", "request_id"}
             assert found[-1]["error"]["type"] == "timeout_error"
             with (
@@ -248,12 +230,6 @@ class TestStreams:
                 pytest.raises(anthropic.APIStatusError, match="--request-timeout"),
             ):
                 stream.get_final_message()
-
-    def test_a_client_that_leaves_frees_everything(self, server, client):
-        before = server.stats()["num_aborted"]
-        with client.messages.create(model="fake", max_tokens=900, messages=HI, stream=True) as stream:
-            next(stream)
-        server.wait_for_stats(num_running=0, num_aborted=before + 1)
 
 
 class TestAccess:
@@ -270,52 +246,15 @@ class TestAccess:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("body", "said"),
-        [
-            ({"max_tokens": None}, "max_tokens"),
-            ({"max_tokens": -1}, "max_tokens"),
-            ({"max_tokens": True}, "max_tokens"),
-            ({"max_tokens": 5000}, "lower max_tokens"),
-            ({"messages": []}, "messages"),
-            ({"messages": None}, "messages"),
-            ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
-            ({"messages": [{"role": "user"}]}, "messages[0].content"),
-            ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source"),
-            (
-                {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
-                "no place for",
-            ),
-            ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]}, "thinking"),
-            ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "must have thinking"),
-            ({"system": [{"type": "text", "text": "a", "thinking": "b"}]}, "belong in a message of the assistant"),
-            ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "less than max_tokens"),
-            ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
-            ({"tool_choice": {"type": "any"}}, "tool_choice"),
-            ({"thinking": {"type": "loud"}}, "thinking"),
-            ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
-            ({"mcp_servers": [{}]}, "mcp_servers"),
-            ({"container": "c"}, "container"),
-            ({"service_tier": "priority"}, "service_tier"),
-            ({"speed": "slow"}, "speed"),
-            ({"temperature": 200}, "temperature"),
-            ({"top_k": -5}, "top_k"),
-            ({"stop_sequences": [""]}, "stop_sequences"),
-            ({"stop_sequences": ["a"] * 33}, "stop_sequences"),
-            ({"metadata": {"user_id": 5}}, "metadata"),
-            ({"max_output_tokens": 5}, "unknown field"),
-        ],
-    )
-    def test_what_is_wrong_is_named(self, http, body, said):
-        response = http.post("/v1/messages", json={"model": "fake", "max_tokens": 5, "messages": HI, **body})
+    def test_the_form(self, http):
+        response = http.post("/v1/messages", json={"model": "fake", "max_tokens": 5000, "messages": HI})
         assert response.status_code == 400
         answer = response.json()
         assert answer.keys() == {"type", "error", "request_id"}
-        assert answer["request_id"] == response.headers["request-id"]
-        assert answer["type"] == "error"
+        assert answer["request_id"] == response.headers["request-id"] and answer["type"] == "error"
         assert answer["error"].keys() == {"type", "message"}
         assert answer["error"]["type"] == "invalid_request_error"
-        assert said in answer["error"]["message"]
+        assert "lower max_tokens" in answer["error"]["message"]
 
     @pytest.mark.parametrize(
         ("method", "path", "status", "kind"),
@@ -327,15 +266,13 @@ class TestRefusals:
     )
     def test_what_is_not_there(self, http, method, path, status, kind):
         response = http.request(method, path)
-        assert response.status_code == status
-        assert response.json()["type"] == "error"
+        assert response.status_code == status and response.json()["type"] == "error"
         assert response.json()["error"]["type"] == kind
 
     def test_an_unknown_model_is_not_found(self, client):
         with pytest.raises(anthropic.NotFoundError) as caught:
             client.messages.create(model="another", max_tokens=5, messages=HI)
-        assert caught.value.type == "not_found_error"
-        assert caught.value.request_id
+        assert caught.value.type == "not_found_error" and caught.value.request_id
 
     def test_a_full_queue_is_an_overload(self, make_server):
         async def run(base_url: str) -> list[Message | BaseException]:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.engine.fake_core import CONTEXT_LENGTH, VOCAB_SIZE
-from tests.server.battery import GENERATING, MESSAGES, TEXT_FIELD, VALID, Battery, with_value
+from tests.server.battery import GENERATING, TEXT_FIELD, VALID, Battery, with_value
 
 
 class TestPrompts:
@@ -23,33 +23,6 @@ class TestPrompts:
     def test_ids_beyond_the_vocabulary_are_refused(self, battery: Battery, path, field, others, wrong):
         message = battery.refused(path, {**others, field: [1, wrong]})["message"]
         assert field in message or "input_ids" in message or "token ids" in message
-
-    @pytest.mark.parametrize(
-        ("path", "body"),
-        [
-            ("/generate", {"text": ""}),
-            ("/generate", {"text": []}),
-            ("/generate", {"text": ["a", ""]}),
-            ("/generate", {"input_ids": []}),
-            ("/generate", {"input_ids": [[]]}),
-            ("/generate", {}),
-            ("/v1/completions", {"prompt": ""}),
-            ("/v1/completions", {"prompt": []}),
-            ("/v1/completions", {"prompt": ["a", ""]}),
-            ("/v1/completions", {"prompt": [[1], []]}),
-            ("/v1/completions", {}),
-            ("/v1/chat/completions", {"messages": []}),
-            ("/v1/chat/completions", {}),
-            ("/v1/messages", {"messages": [], "max_tokens": 1}),
-            ("/v1/messages", {"messages": MESSAGES}),
-            ("/v1/responses", {"input": []}),
-            ("/v1/score", {"query": "", "items": [""], "label_token_ids": [1]}),
-            ("/tokenize", {"prompt": []}),
-            ("/tokenize", {}),
-        ],
-    )
-    def test_an_empty_prompt_is_refused(self, battery: Battery, path, body):
-        battery.refused(path, body)
 
     @pytest.mark.parametrize(
         ("path", "fits", "limit"),

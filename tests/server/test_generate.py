@@ -2,16 +2,13 @@
 
 import asyncio
 import json
-import threading
 import time
 
 import httpx
 import pytest
 
-from jsg.server.native.generate import GenerateBody
 from tests.engine.fake_core import FAILING_TOKEN, QUEUE_S
 from tests.server.running import RunningServer, events_of
-from tests.server.threads import ServerMaker
 
 
 def generate(http: httpx.Client, **body) -> httpx.Response:
@@ -32,28 +29,15 @@ def test_one_text(http):
     assert answer["text"] == "hello he"
     assert bytes_of(answer["output_ids"]) == answer["text"]
     meta = answer["meta_info"]
-    assert meta["id"] == "my-rid"
-    assert meta["finish_reason"] == {"type": "length", "length": 8}
+    assert meta["id"] == "my-rid" and meta["finish_reason"] == {"type": "length", "length": 8}
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (6, 8, 0)
-    assert 0 < meta["time_to_first_token"] <= meta["e2e_latency"] < 5
-    assert meta["queue_time"] == 0.25
+    assert 0 < meta["time_to_first_token"] <= meta["e2e_latency"] < 5 and meta["queue_time"] == 0.25
     assert "output_token_logprobs" not in meta
 
 
 def bytes_of(ids: list[int]) -> str:
     """Text of ids of letters and spaces: the byte tokenizer's alphabet is sorted, "!" is token 0."""
     return "".join(" " if token == 220 else chr(token + 33) for token in ids)
-
-
-def test_the_second_time_the_prefix_is_cached(http):
-    first, second = (generate(http, text="cache me", sampling_params={"max_new_tokens": 2}).json() for _ in range(2))
-    assert first["meta_info"]["cached_tokens"] == 0
-    assert second["meta_info"]["cached_tokens"] == 7
-    assert first["output_ids"] == second["output_ids"]
-
-
-def test_input_ids(http):
-    assert generate(http, input_ids=[5, 6], sampling_params={"max_new_tokens": 3}).json()["output_ids"] == [5, 6, 5]
 
 
 def test_no_new_tokens_fills_the_cache_only(http):
@@ -87,13 +71,6 @@ def test_what_clients_send_but_do_not_use_is_as_good_as_absent(http):
     }
     sampling = {"max_new_tokens": 2, "json_schema": None, "stop": None, "spaces_between_special_tokens": True}
     assert generate(http, text="ab", sampling_params=sampling, **off).json()["text"] == "ab"
-
-
-@pytest.mark.parametrize("name", sorted(GenerateBody.REFUSED))
-def test_what_is_refused_is_named_with_what_to_do_instead(http, name):
-    response = generate(http, text="ab", **{name: [1]})
-    assert response.status_code == 400
-    assert error_of(response) == f"{name} is not supported: {GenerateBody.REFUSED[name]}"
 
 
 def test_without_a_number_new_tokens_shrink_to_the_room_that_is_left(http):
@@ -139,17 +116,14 @@ class TestCache:
     @pytest.mark.parametrize("name", ["cache_salt", "extra_key"])
     def test_one_salt_shares_and_two_do_not(self, http, name):
         ids = [200 + len(name), *range(20, 30)]
-        assert self.cached(http, ids) == 0
-        assert self.cached(http, ids) == 10
-        assert self.cached(http, ids, **{name: "red"}) == 0
-        assert self.cached(http, ids, **{name: "red"}) == 10
+        assert self.cached(http, ids) == 0 and self.cached(http, ids) == 10
+        assert self.cached(http, ids, **{name: "red"}) == 0 and self.cached(http, ids, **{name: "red"}) == 10
         assert self.cached(http, ids, **{name: "blue"}) == 0
         assert self.cached(http, ids, **{name: ""}) == 0, "an empty salt is a salt"
 
     def test_a_salt_is_no_extra_key(self, http):
         ids = [*range(40, 50)]
-        assert self.cached(http, ids, cache_salt="a") == 0
-        assert self.cached(http, ids, extra_key="a") == 0
+        assert self.cached(http, ids, cache_salt="a") == 0 and self.cached(http, ids, extra_key="a") == 0
         assert self.cached(http, ids, cache_salt="a", extra_key="a") == 0
         assert self.cached(http, ids, cache_salt="a", extra_key="a") == 9
 
@@ -206,30 +180,6 @@ class TestCache:
         assert last["meta_info"]["cache"]["matchable_tokens"] == 1
 
 
-def test_a_larger_priority_goes_first(make_server: ServerMaker):
-    """One request runs at a time; of those that wait, the one with the largest number is next."""
-    with make_server(engine={"max_running_requests": 1}) as server:
-        body = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
-        with server.http.stream("POST", "/generate", json=body) as running:
-            lines = running.iter_lines()
-            next(lines)
-            ended = []
-
-            def wait_for(priority: int) -> None:
-                short = {"max_new_tokens": 20}
-                with httpx.Client(base_url=server.http.base_url, timeout=20) as http:
-                    generate(http, input_ids=[2], sampling_params=short, priority=priority)
-                ended.append(priority)
-
-            waiting = [threading.Thread(target=wait_for, args=(priority,)) for priority in (-1, 5, 0)]
-            for thread in waiting:
-                thread.start()
-            server.wait_for_stats(num_waiting=3)
-        for thread in waiting:
-            thread.join(20)
-        assert ended == [5, 0, -1]
-
-
 def test_a_stream_is_cumulative(http):
     with http.stream(
         "POST", "/generate", json={"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 4}}
@@ -265,15 +215,6 @@ def test_an_incremental_stream_has_only_what_is_new(http):
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "incremental"
 
 
-def test_a_stream_of_several_answers_says_whose_each_event_is(http):
-    body = {"text": ["ab", "xy"], "stream": True, "sampling_params": {"max_new_tokens": 2}}
-    with http.stream("POST", "/generate", json=body) as r:
-        events = events_of(r)
-    last = {event["index"]: event["text"] for event in events}
-    assert last == {0: "ab", 1: "xy"}
-    assert len([event for event in events if event["meta_info"]["finish_reason"]]) == 2
-
-
 def test_a_stop_string_across_tokens_ends_the_request_in_the_engine(server: RunningServer):
     before = server.stats()["num_aborted"]
     params = {"max_new_tokens": 1000, "stop": ["cab"]}
@@ -291,86 +232,15 @@ def test_a_stream_never_shows_the_beginning_of_a_stop_string(http):
     with http.stream("POST", "/generate", json=body) as r:
         events = events_of(r)
     assert {event["text"] for event in events} <= {"a", "ab"}
-    assert events[-1]["text"] == "ab"
-    assert events[-1]["meta_info"]["finish_reason"]["matched"] == "cab"
+    assert events[-1]["text"] == "ab" and events[-1]["meta_info"]["finish_reason"]["matched"] == "cab"
 
 
 def test_half_characters_are_held_back(http):
     body = {"text": "é€", "stream": True, "sampling_params": {"max_new_tokens": 5}}
     with http.stream("POST", "/generate", json=body) as r:
         texts = [event["text"] for event in events_of(r)]
-    assert set(texts) <= {"", "é", "é€"}
-    assert texts == sorted(texts)
+    assert set(texts) <= {"", "é", "é€"} and texts == sorted(texts)
     assert texts[-1] == "é€"
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({}, "exactly one of text, input_ids and prompt"),
-        ({"text": "a", "input_ids": [1]}, "exactly one of text, input_ids and prompt"),
-        ({"text": []}, "text must have at least one prompt"),
-        ({"input_ids": []}, "input_ids must have at least one prompt"),
-        ({"text": ""}, "text must be at least one token"),
-        ({"text": ["a", ""]}, "text must be at least one token"),
-        ({"input_ids": [[1], []]}, "input_ids must be at least one token"),
-        ({"text": 5}, "text is not valid"),
-        ({"text": ["a", 5]}, "text is not valid"),
-        ({"input_ids": [-1]}, "input_ids is not valid"),
-        ({"input_ids": [1.5]}, "input_ids is not valid"),
-        ({"input_ids": [True]}, "input_ids is not valid"),
-        ({"input_ids": [2**31]}, "input_ids is not valid"),
-        ({"input_ids": [4000]}, "below 512"),
-        ({"text": ["a"] * 1025}, "at most 1024, but has 1025"),
-        ({"text": "a", "temprature": 1}, "'temprature'"),
-        ({"text": "a", "sampling_params": {"grammar": "a"}}, "use the field for its kind: regex"),
-        (
-            {"text": "a", "sampling_params": {"stop_regex": "a*"}},
-            "the stop pattern 'a*' is refused: it matches the empty",
-        ),
-        ({"text": "a", "sampling_params": {"stop_regex": ["a"] * 9}}, "stop_regex must be at most 8 patterns"),
-        ({"text": "a", "priority": 2**31}, "priority"),
-        ({"text": "a", "priority": True}, "priority"),
-        ({"text": "a", "return_cache_info": 1}, "return_cache_info"),
-        ({"text": "a", "log_metrics": False}, "log_metrics must be True"),
-        ({"text": "a", "stream_options": {"continuous_usage_stats": False}}, "meta_info always has the numbers"),
-        ({"text": ["a", "b"], "top_logprobs_num": [1]}, "top_logprobs_num must have one item for each"),
-        ({"text": "a", "sampling_params": {"temprature": 1}}, "'temprature'"),
-        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be in [0, 100]"),
-        ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params must have one item for each"),
-        ({"text": ["a", "b"], "rid": ["x"]}, "rid must have one item for each"),
-        ({"text": ["a", "b"], "rid": ["x", "x"]}, "unique"),
-        ({"text": "a", "rid": "spaces are no name"}, "rid is not valid"),
-        ({"text": "a", "stream": "yes"}, "stream is not valid"),
-        ({"text": "a", "top_logprobs_num": 1000}, "top_logprobs_num is not valid"),
-        ({"text": "\ud800"}, "surrogate"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 4000}}, "at most 1024"),
-        ({"text": ["a"] * 100, "sampling_params": {"n": 100}}, "at most 1024 answers, but got 10000"),
-        ({"input_ids": [1] * 10**6, "sampling_params": {"n": 128}}, "at most 1024, but got 1000000 + 1;"),
-        (
-            {
-                "input_ids": [[1] * 500] * 128,
-                "return_logprob": True,
-                "logprob_start_len": 0,
-                "top_logprobs_num": 20,
-                "sampling_params": {"max_new_tokens": 0},
-            },
-            "return_logprob may report at most 524288 log-probabilities",
-        ),
-    ],
-)
-def test_what_is_wrong_is_named(http, body, said):
-    response = http.post("/generate", content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert response.status_code == 400, response.text
-    assert said in error_of(response)
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_must_be_finite(http, number):
-    content = f'{{"text": "a", "sampling_params": {{"temperature": {number}}}}}'
-    response = http.post("/generate", content=content, headers={"Content-Type": "application/json"})
-    assert response.status_code == 400
-    assert "temperature" in error_of(response)
 
 
 def test_a_refused_stream_is_an_ordinary_failure(http):
@@ -385,39 +255,17 @@ def test_a_failing_row_is_a_500_with_its_message(http):
     assert error_of(response) == "this row failed"
 
 
-def test_one_failing_prompt_ends_the_others_of_its_request(server: RunningServer):
-    response = generate(server.http, input_ids=[[FAILING_TOKEN], [1]], sampling_params={"max_new_tokens": 900})
-    assert response.status_code == 500
-    server.wait_for_stats(num_running=0)
-
-
-def test_a_client_that_leaves_a_stream_is_aborted_in_the_engine(server: RunningServer):
-    before = server.stats()["num_aborted"]
-    body = {"text": ["ab", "cd"], "stream": True, "sampling_params": {"max_new_tokens": 900}}
-    with server.http.stream("POST", "/generate", json=body) as response:
-        next(response.iter_raw())
-    server.wait_for_stats(num_aborted=before + 2, num_running=0)
-
-
-def test_a_client_that_stops_waiting_is_aborted_in_the_engine(server: RunningServer):
-    before = server.stats()["num_aborted"]
-    with pytest.raises(httpx.ReadTimeout):
-        server.http.post("/generate", json={"text": "ab", "sampling_params": {"max_new_tokens": 900}}, timeout=0.2)
-    server.wait_for_stats(num_aborted=before + 1, num_running=0)
-
-
 def test_64_streams_at_once(server: RunningServer):
     async def one(http: httpx.AsyncClient, i: int) -> str:
         body = {"text": f"stream {i} ", "stream": True, "sampling_params": {"max_new_tokens": 40}}
         async with http.stream("POST", "/generate", json=body) as response:
             events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
-        assert events[-1] == "[DONE]"
-        assert len(events) <= 41
+        assert events[-1] == "[DONE]" and len(events) <= 41
         return json.loads(events[-2])["text"]
 
     async def main() -> list[str]:
         limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(base_url=server.http.base_url, timeout=30, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=server.http.base_url, timeout=120, limits=limits) as http:
             return await asyncio.gather(*(one(http, i) for i in range(64)))
 
     for i, text in enumerate(asyncio.run(main())):

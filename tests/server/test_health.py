@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import functools
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
 
 import httpx
@@ -63,18 +62,7 @@ def as_client(scripted: ScriptedClient) -> EngineClient:
     return cast("Any", scripted)
 
 
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test on an event loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 class TestProbe:
-    @in_loop
     async def test_waiters_share_one_token(self):
         scripted, probe = ScriptedClient(TOKEN, TOKEN), EngineProbe()
         waiters = [asyncio.create_task(probe.run(as_client(scripted), 5)) for _ in range(10)]
@@ -85,7 +73,6 @@ class TestProbe:
         await probe.run(as_client(scripted), 5)
         assert len(scripted.requests) == 2, "a later probe asks again"
 
-    @in_loop
     async def test_one_that_leaves_is_nothing_to_the_others(self):
         scripted, probe = ScriptedClient(TOKEN), EngineProbe()
         first, second = (asyncio.create_task(probe.run(as_client(scripted), 5)) for _ in range(2))
@@ -97,7 +84,6 @@ class TestProbe:
         await second
         assert len(scripted.requests) == 1
 
-    @in_loop
     async def test_it_is_in_nobodys_way(self):
         scripted = ScriptedClient(TOKEN)
         scripted.gate.set()
@@ -106,7 +92,6 @@ class TestProbe:
         assert (owner, request.namespace) == (health.OWNER, health.NAMESPACE)
         assert len(request.input_ids) == request.sampling.max_new_tokens == 1
 
-    @in_loop
     async def test_no_token_in_time_is_a_503_and_leaves_nothing_behind(self):
         scripted = ScriptedClient()
         with pytest.raises(HTTPException, match=r"no token within 0\.02 s") as refused:
@@ -114,7 +99,6 @@ class TestProbe:
         assert refused.value.status_code == 503
         assert scripted.num_live == 0
 
-    @in_loop
     async def test_an_abort_of_everything_is_no_failure_of_the_engine(self):
         scripted = ScriptedClient(ABORTED, TOKEN)
         scripted.gate.set()
@@ -125,7 +109,6 @@ class TestProbe:
         ("error", "message"),
         [(QueueFullError("full"), "no token within 0.2 s"), (EngineDeadError("the engine ended"), "the engine ended")],
     )
-    @in_loop
     async def test_an_engine_that_takes_nothing_is_a_503(self, error, message):
         scripted = ScriptedClient(*[error] * 100)
         scripted.gate.set()
@@ -133,14 +116,12 @@ class TestProbe:
             await EngineProbe().run(as_client(scripted), 0.2)
         assert refused.value.status_code == 503
 
-    @in_loop
     async def test_a_full_queue_may_have_room_later(self):
         scripted = ScriptedClient(QueueFullError("full"), QueueFullError("full"), TOKEN)
         scripted.gate.set()
         await EngineProbe().run(as_client(scripted), 5)
         assert len(scripted.requests) == 3
 
-    @in_loop
     async def test_the_token_is_one_that_a_grammar_allows_once_the_engine_takes_grammars(self):
         scripted = ScriptedClient(TOKEN, takes_grammars=True)
         scripted.gate.set()
@@ -149,7 +130,6 @@ class TestProbe:
         assert [request.sampling.grammar for request, _ in scripted.requests] == [health.GRAMMAR]
 
     @pytest.mark.parametrize("broken", ["compiling", "loading", "walking"])
-    @in_loop
     async def test_grammars_that_do_not_work_are_a_503(self, broken):
         error = JsgError("grammars cannot be used")
         failed = RequestOutput(rid="r", finish=FinishReason(FinishType.ERROR, message=str(error)))
@@ -160,7 +140,6 @@ class TestProbe:
             await EngineProbe().run(as_client(scripted), 5)
         assert refused.value.status_code == 503
 
-    @in_loop
     async def test_a_model_that_takes_no_grammars_is_healthy(self):
         scripted = ScriptedClient(RequestError("a grammar needs a tokenizer"), TOKEN, takes_grammars=True)
         scripted.gate.set()

@@ -52,8 +52,7 @@ class TestDrainRate:
 
     def test_it_remembers_no_more_than_it_needs(self):
         rate = self.rate(*[i / 1000 for i in range(9000, 0, -1)])
-        assert len(rate._ends) <= 1024
-        assert rate.seconds_until(9_500) == 10
+        assert len(rate._ends) <= 1024 and rate.seconds_until(9_500) == 10
 
 
 class TestAdmission:
@@ -129,10 +128,8 @@ class TestTimeLimits:
     WITHOUT_FIRST = Admission(ServerConfig(request_timeout=5))
 
     def test_the_first_token_is_due_first(self):
-        assert self.LIMITED.due(10, has_token=False) == 12
-        assert self.LIMITED.due(10, has_token=True) == 15
-        assert self.LONG.due(10, has_token=False) == 15
-        assert self.WITHOUT_FIRST.due(10, has_token=False) == 15
+        assert self.LIMITED.due(10, has_token=False) == 12 and self.LIMITED.due(10, has_token=True) == 15
+        assert self.LONG.due(10, has_token=False) == 15 and self.WITHOUT_FIRST.due(10, has_token=False) == 15
         assert Admission(ServerConfig(first_token_timeout=2)).due(10, has_token=True) is None
 
     def test_the_knob_is_named(self):
@@ -205,8 +202,7 @@ class TestKeyLimit:
     def test_answers_are_counted_not_requests(self, limited: RunningServer):
         body = {"text": ["a", "b", "c"], "sampling_params": {"max_new_tokens": 1}}
         response = limited.http.post("/generate", json=body, headers={"x-api-key": "key-b"})
-        assert response.status_code == 400
-        assert "at most 2 answers" in response.json()["error"]["message"]
+        assert response.status_code == 400 and "at most 2 answers" in response.json()["error"]["message"]
 
 
 class TestRequestTimeout:
@@ -330,10 +326,7 @@ class TestWhatWasLetIn:
             leave()
             await asyncio.gather(*waiting)
 
-    def test_what_is_refused_by_a_full_queue_makes_room_too(self):
-        asyncio.run(self.refuse())
-
-    async def refuse(self) -> None:
+    async def test_what_is_refused_by_a_full_queue_makes_room_too(self):
         admission = Admission(ServerConfig(max_requests_per_key=1))
         waiting: list[asyncio.Task[None]] = []
 
@@ -370,10 +363,7 @@ class TestSeveralKeys:
         with admission.hold("a"), admission.enter("a", 99), pytest.raises(QueueFullError), admission.enter("a", 1):
             pass
 
-    def test_programs_wait_for_the_branches_of_others_of_their_key(self):
-        asyncio.run(self.branches())
-
-    async def branches(self) -> None:
+    async def test_programs_wait_for_the_branches_of_others_of_their_key(self):
         admission, order = Admission(ServerConfig(), capacity=lambda: 100), list[str]()
 
         async def run(name: str, tenant: str, num_streams: int) -> None:
@@ -404,7 +394,7 @@ class TestSeveralKeys:
             pass
 
 
-def test_garbage_is_collected_seldom(monkeypatch: pytest.MonkeyPatch):
+async def test_garbage_is_collected_seldom(monkeypatch: pytest.MonkeyPatch):
     """And while many answers are under way only once in a long time, which is none here."""
     before, collected, frozen, looks = gc.get_threshold(), list[int](), list[int](), list[int]()
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
@@ -417,21 +407,18 @@ def test_garbage_is_collected_seldom(monkeypatch: pytest.MonkeyPatch):
         looks.append(len(collected))
         return garbage.MANY - (len(looks) > 3)
 
-    async def main() -> None:
-        collecting = asyncio.create_task(garbage.collect_garbage(num_under_way))
-        await asyncio.sleep(0)
-        assert frozen and not collected  # the first would look at everything that the start made
-        while len(collected) < 3:
-            await asyncio.sleep(0.001)
-        assert gc.get_threshold() == (*before[:2], garbage.NEVER) and looks[:4] == [0] * 4
-        monkeypatch.setattr(garbage, "MOST_S", 0.0)
-        looks.clear()
-        first = len(collected)
-        while len(collected) < first + 3:
-            await asyncio.sleep(0.001)
-        assert looks[:3] == [first, first + 1, first + 2], "a time that is over puts nothing off"
-        collecting.cancel()
-        await asyncio.gather(collecting, return_exceptions=True)
-
-    asyncio.run(main())
+    collecting = asyncio.create_task(garbage.collect_garbage(num_under_way))
+    await asyncio.sleep(0)
+    assert frozen and not collected  # the first would look at everything that the start made
+    while len(collected) < 3:
+        await asyncio.sleep(0.001)
+    assert gc.get_threshold() == (*before[:2], garbage.NEVER) and looks[:4] == [0] * 4
+    monkeypatch.setattr(garbage, "MOST_S", 0.0)
+    looks.clear()
+    first = len(collected)
+    while len(collected) < first + 3:
+        await asyncio.sleep(0.001)
+    assert looks[:3] == [first, first + 1, first + 2], "a time that is over puts nothing off"
+    collecting.cancel()
+    await asyncio.gather(collecting, return_exceptions=True)
     assert gc.get_threshold() == before

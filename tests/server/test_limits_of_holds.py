@@ -26,10 +26,7 @@ def server(tokenizer_dir: Path) -> ScriptedServer:
 
 
 class TestTimers:
-    def test_a_hold_whose_time_is_over_does_not_keep_the_server_from_ending(self, server: ScriptedServer):
-        asyncio.run(self.unread(server))
-
-    async def unread(self, server: ScriptedServer) -> None:
+    async def test_a_hold_whose_time_is_over_does_not_keep_the_server_from_ending(self, server: ScriptedServer):
         """Its client does not read on, so it has not left when the server ends."""
         client = server.engine
         generator = Generator(client, server.tokenizer, random_seed=0, config=ServerConfig(hold_timeout=0.01))  # pyright: ignore[reportArgumentType]
@@ -42,10 +39,7 @@ class TestTimers:
         generator.admission.end()
         await deltas.aclose()
 
-    def test_the_end_may_come_while_one_is_ending(self):
-        asyncio.run(self.ending())
-
-    async def ending(self) -> None:
+    async def test_the_end_may_come_while_one_is_ending(self):
         admission = Admission(ServerConfig(hold_timeout=0.001))
         is_ending = asyncio.Event()
         may_end = asyncio.Event()
@@ -67,10 +61,7 @@ class TestTimers:
         with pytest.raises(TimeoutError):
             await task
 
-    def test_a_timer_that_has_ended_is_forgotten(self):
-        asyncio.run(self.ended())
-
-    async def ended(self) -> None:
+    async def test_a_timer_that_has_ended_is_forgotten(self):
         admission = Admission(ServerConfig())
         with admission.hold("") as watch:
             async with asyncio.timeout_at(None) as timer:
@@ -98,10 +89,7 @@ class TestBudget:
             budget.spend([held])
         budget.spend([Prompt(rid="r", input_ids=ids, sampling=sampling)] * 2)
 
-    def test_a_hint_that_is_refused_takes_nothing_from_the_calls(self, server: ScriptedServer):
-        asyncio.run(self.refused(server))
-
-    async def refused(self, server: ScriptedServer) -> None:
+    async def test_a_hint_that_is_refused_takes_nothing_from_the_calls(self, server: ScriptedServer):
         app: Any = server.http.app
         front = app.state.door.front
         budget = Budget()

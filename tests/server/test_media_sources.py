@@ -6,7 +6,6 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,14 +24,9 @@ from jsg.server.media_sources import MediaSource, MediaSources, joined_content, 
 from jsg.server.shared.messages import Message
 from jsg.server.text_threads import MAX_MEDIA, TextThreads
 from tests.server.scripted import ScriptedServer
-from tests.server.vision_model import base64_of, data_url, png, write_vision_model
+from tests.server.vision_model import base64_of, data_url, png
 
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
 
 
 @pytest.fixture
@@ -273,25 +267,22 @@ class TestEventLoop:
         assert server.http.post(path, json={"messages": [{"role": "user", "content": "hi"}]}).status_code == 200
         assert [name.rpartition("_")[0] for name in names] == ["jsg-text"]
 
-    def test_what_waits_for_pictures_is_bounded(self):
+    async def test_what_waits_for_pictures_is_bounded(self):
         may_end, threads = threading.Event(), TextThreads()
 
-        async def main() -> None:
-            waiting = [asyncio.create_task(threads.decode(may_end.wait)) for _ in range(MAX_MEDIA)]
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match="try again later"):
-                await threads.decode(may_end.wait)
-            waiting[-1].cancel()
-            await asyncio.wait(waiting[-1:])
-            waiting[-1] = asyncio.create_task(threads.decode(may_end.wait))
-            await asyncio.sleep(0)
-            may_end.set()
-            assert await asyncio.gather(*waiting) == [True] * MAX_MEDIA
-
-        asyncio.run(main())
+        waiting = [asyncio.create_task(threads.decode(may_end.wait)) for _ in range(MAX_MEDIA)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="try again later"):
+            await threads.decode(may_end.wait)
+        waiting[-1].cancel()
+        await asyncio.wait(waiting[-1:])
+        waiting[-1] = asyncio.create_task(threads.decode(may_end.wait))
+        await asyncio.sleep(0)
+        may_end.set()
+        assert await asyncio.gather(*waiting) == [True] * MAX_MEDIA
         threads.close()
 
-    def test_so_many_requests_fetch_at_a_time(self, model_dir, monkeypatch):
+    async def test_so_many_requests_fetch_at_a_time(self, model_dir, monkeypatch):
         config = ServerConfig(allowed_media_host=("pictures.test",))
         threads = TextThreads()
         reader = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
@@ -310,11 +301,8 @@ class TestEventLoop:
         assert sources._fetcher is not None
         monkeypatch.setattr(type(sources._fetcher), "fetch", staticmethod(fetch))
 
-        async def main() -> None:
-            urls = [[f"http://pictures.test/{i}.png"] for i in range(3 * media_sources.MAX_FETCHING)]
-            await asyncio.gather(*map(sources._fetch, urls))
-
-        asyncio.run(main())
+        urls = [[f"http://pictures.test/{i}.png"] for i in range(3 * media_sources.MAX_FETCHING)]
+        await asyncio.gather(*map(sources._fetch, urls))
         threads.close()
         assert most == media_sources.MAX_FETCHING
 
@@ -358,8 +346,7 @@ def json_chars(holder: Any, size: int) -> int:
 
 def test_texts_are_joined_between_pictures():
     first, second = MediaSource("image", "a"), MediaSource("video", "b")
-    assert joined_content(["a", "", "b"]) == "ab"
-    assert joined_content([]) == joined_content([""]) == ""
+    assert joined_content(["a", "", "b"]) == "ab" and joined_content([]) == joined_content([""]) == ""
     shown = joined_content(["", first, "a", "", "b", second, first, "", "c"])
     texts = [{"type": "text", "text": text} for text in ("ab", "c")]
     assert shown == [first, texts[0], second, first, texts[1]]

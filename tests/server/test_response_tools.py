@@ -1,11 +1,10 @@
 """Tools in `/v1/responses` and in Anthropic's `/v1/messages`, through the real packages."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -28,7 +27,15 @@ CLAUDE_TOOLS: Any = [
 PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "text"}}
 SPACE = {"type": "namespace", "name": "geo", "description": "Places.", "tools": [WEATHER, PATCH]}
 TOOL_USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
-BOTH = [Tool("weather", SCHEMA), Tool("clock", NO_ARGUMENTS)]
+
+
+def both(name: str) -> list[Tool]:
+    """The tools whose schemas are in the fields of that name."""
+    schemas = {"weather": SCHEMA, "clock": NO_ARGUMENTS}
+    return [Tool(tool, schema, field=f"tools[{i}].{name}") for i, (tool, schema) in enumerate(schemas.items())]
+
+
+BOTH, OF_ANTHROPIC = both("parameters"), both("input_schema")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +131,7 @@ class TestResponses:
             assert deltas == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
             assert len({event["output_index"] for event in mine}) == 1
 
-    @pytest.mark.parametrize("step_len", [1, 2, 7, 500])
+    @pytest.mark.parametrize("step_len", [1, 7, 500])
     @pytest.mark.parametrize(
         ("answer", "texts"),
         [
@@ -285,7 +292,7 @@ class TestCodex:
         for kind in ("web_search", "image_generation", "tool_search", "web_search_call", "compaction"):
             assert f"an item of type {kind} has no effect: " in warnings
         assert scripted.prompt.count("<tool>") == 1
-        assert scripted.sampling.grammar == grammar(BOTH[1:], "auto")
+        assert scripted.sampling.grammar == grammar([dataclasses.replace(BOTH[1], field="tools[0].parameters")], "auto")
 
     @pytest.mark.parametrize("step_len", [1, 2, 500])
     @pytest.mark.parametrize("said", ["", '*** Begin\n+"ä" \\ \u0001😀\n', "{" * 30])
@@ -308,7 +315,7 @@ class TestCodex:
             assert next(e["input"] for e in events if e["type"].endswith("input.done")) == said
         one_text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
         one_text["additionalProperties"] = False
-        assert scripted.sampling.grammar == grammar([Tool("patch", one_text)], "auto")
+        assert scripted.sampling.grammar == grammar([Tool("patch", one_text, field="tools[0].format")], "auto")
 
     def test_the_round_of_a_custom_tool(self, scripted):
         scripted.engine.answer = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
@@ -452,17 +459,17 @@ class TestAnthropic:
         [block] = made.content
         assert (block.type, block.name, block.input) == ("tool_use", "weather", {"city": "Bern ä"})
         assert (made.stop_reason, made.stop_sequence) == ("tool_use", None)
-        assert scripted.sampling.grammar == grammar(BOTH, "auto")
+        assert scripted.sampling.grammar == grammar(OF_ANTHROPIC, "auto")
         assert scripted.prompt.count("<tool>") == 2
 
     @pytest.mark.parametrize(
         ("choice", "tools", "mode", "parallel"),
         [
-            ({"type": "auto"}, BOTH, "auto", True),
-            ({"type": "auto", "disable_parallel_tool_use": True}, BOTH, "auto", False),
-            ({"type": "any"}, BOTH, "required", True),
-            ({"type": "any", "disable_parallel_tool_use": True}, BOTH, "required", False),
-            ({"type": "tool", "name": "clock"}, BOTH[1:], "required", False),
+            ({"type": "auto"}, OF_ANTHROPIC, "auto", True),
+            ({"type": "auto", "disable_parallel_tool_use": True}, OF_ANTHROPIC, "auto", False),
+            ({"type": "any"}, OF_ANTHROPIC, "required", True),
+            ({"type": "any", "disable_parallel_tool_use": True}, OF_ANTHROPIC, "required", False),
+            ({"type": "tool", "name": "clock"}, OF_ANTHROPIC[1:], "required", False),
         ],
     )
     def test_each_choice(self, scripted, choice, tools, mode, parallel):
@@ -548,13 +555,6 @@ class TestAnthropic:
         response = scripted.http.post("/v1/messages", json={"max_tokens": 5, "messages": HI, **body})
         assert response.status_code == 400, response.text
         assert said in response.json()["error"]["message"]
-
-
-def test_the_packages_raise_what_they_should(scripted):
-    with pytest.raises(openai.BadRequestError):
-        scripted.openai().responses.create(model="fake", input="hi", tool_choice="required")
-    with pytest.raises(anthropic.BadRequestError):
-        scripted.anthropic().messages.create(model="fake", max_tokens=5, messages=HI, tool_choice={"type": "any"})
 
 
 @pytest.mark.parametrize("step_len", [1, 2, 5, 1000])

@@ -24,7 +24,7 @@ from jsg.server.http.json_pieces import AT_ONCE, PIECE_BYTES, JsonLists, json_pi
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.loop_share import UNITS, LoopShare
 from jsg.server.telemetry.exchange import EndpointTable, Exchange, WatchExchanges
-from jsg.speech.answers.answer import AnswerDelta, Prompt
+from jsg.speech.answers.answer import Prompt
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 50
@@ -94,18 +94,15 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
         gc.enable()
 
 
-def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
-    async def main() -> list[tuple[int, AnswerDelta]]:
-        generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
-        read = []
-        async for index, delta in generation.run():
-            read.append((index, delta))
-            seen = "".join(each.text for i, each in read if i == index)
-            assert generation.answers[index].text == seen, "a delta brings its answer up to date"
-            await turns(5 * NUM_TOKENS)
-        return read
-
-    read = asyncio.run(main())
+async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
+    generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
+    read = []
+    async for index, delta in generation.run():
+        read.append((index, delta))
+        seen = "".join(each.text for i, each in read if i == index)
+        assert generation.answers[index].text == seen, "a delta brings its answer up to date"
+        await turns(5 * NUM_TOKENS)
+    read = read
     assert len(read) <= 6
     for index in range(3):
         deltas = [delta for i, delta in read if i == index]
@@ -114,15 +111,12 @@ def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
         assert [delta.finish is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
 
 
-def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
-    async def main() -> list[str]:
-        generation = await make_generator(tokenizer).begin(CALL, [prompt()])
-        return [delta.text async for _, delta in generation.run()]
-
-    assert asyncio.run(main()) == list(TEXT)
+async def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
+    generation = await make_generator(tokenizer).begin(CALL, [prompt()])
+    assert [delta.text async for _, delta in generation.run()] == list(TEXT)
 
 
-def test_readers_of_long_lists_share_the_turns_of_the_loop():
+async def test_readers_of_long_lists_share_the_turns_of_the_loop():
     turn, made, share = 0, list[int](), LoopShare()
 
     def show(start: int, stop: int) -> dict[str, list[int]]:
@@ -144,15 +138,11 @@ def test_readers_of_long_lists_share_the_turns_of_the_loop():
         await response({"type": "http", "headers": []}, receive, send)
         return b"".join(sent)
 
-    async def read_all() -> list[bytes]:
-        nonlocal turn
-        working = asyncio.gather(*(read() for _ in range(30)))
-        while not working.done():
-            turn += 1
-            await asyncio.sleep(0)
-        return working.result()
-
-    for body in asyncio.run(read_all()):
+    working = asyncio.gather(*(read() for _ in range(30)))
+    while not working.done():
+        turn += 1
+        await asyncio.sleep(0)
+    for body in working.result():
         first, second = json.loads(body)
         assert first == {"ids": [0, 1, 2], "names": ["0", "1", "2"]}
         assert second == {"ids": [0, 1, 2, 3, 4], "names": ["0", "1", "2", "3", "4"], "end": None}
@@ -161,7 +151,7 @@ def test_readers_of_long_lists_share_the_turns_of_the_loop():
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bool):
+async def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bool):
     """Its first list is made in four turns, in which comments are due."""
     num_turns, sent = 0, list[bytes]()
 
@@ -171,25 +161,20 @@ def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bool):
         await asyncio.sleep(0.02)
         yield {"type": "b"}
 
-    async def main() -> None:
-        async def receive() -> dict[str, Any]:
-            return await asyncio.Future()
+    async def receive() -> dict[str, Any]:
+        return await asyncio.Future()
 
-        async def send(message: Any) -> None:
-            sent.append(message.get("body", b""))
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
 
-        async def turn() -> None:
-            nonlocal num_turns
-            num_turns += 1
-            await asyncio.sleep(0.005)
+    async def turn() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        await asyncio.sleep(0.005)
 
-        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-        response = await respond_with_events(
-            HttpRequest(scope, receive), events(), named=named, beat_s=0.001, turn=turn
-        )
-        await response(scope, receive, send)
-
-    asyncio.run(main())
+    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+    response = await respond_with_events(HttpRequest(scope, receive), events(), named=named, beat_s=0.001, turn=turn)
+    await response(scope, receive, send)
     name = b"event: a\n" if named else b""
     escaped = b",".join([b'"\\u2028"'] * 8)
     whole = name + b'data: {"type":"a","long":[' + escaped + b'],"short":[1,2]}\n\n'
@@ -224,7 +209,7 @@ def test_tokens_are_counted_before_they_are_multiplied(tokenizer, monkeypatch):
         asyncio.run(generator.begin(CALL, [prompt(num_tokens=50, n=10), prompt(num_tokens=50, n=11)]))
 
 
-def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():
+async def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():
     closed = asyncio.Event()
     sent: list[Any] = []
 
@@ -235,28 +220,25 @@ def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():
         finally:
             closed.set()
 
-    async def main() -> None:
-        left = asyncio.Event()
+    left = asyncio.Event()
 
-        async def receive() -> dict[str, Any]:
-            await left.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
 
-        async def send(message: Any) -> None:  # as uvicorn's when the client has left: it waits for nothing
-            sent.append(message)
-            if len(sent) == 10:
-                left.set()
+    async def send(message: Any) -> None:  # as uvicorn's when the client has left: it waits for nothing
+        sent.append(message)
+        if len(sent) == 10:
+            left.set()
 
-        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-        response = await respond_with_events(HttpRequest(scope, receive), events())
-        await response(scope, receive, send)
-
-    asyncio.run(main())
+    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+    response = await respond_with_events(HttpRequest(scope, receive), events())
+    await response(scope, receive, send)
     assert 10 <= len(sent) < 30
     assert closed.is_set()
 
 
-def test_nothing_is_made_for_a_client_that_left_without_reading():
+async def test_nothing_is_made_for_a_client_that_left_without_reading():
     """One event has all that it did not read: 30 such clients kept the event loop from every other for 17 s."""
     made: list[int] = []
 
@@ -265,23 +247,20 @@ def test_nothing_is_made_for_a_client_that_left_without_reading():
             made.append(number)
             yield {"number": number}
 
-    async def main() -> None:
-        left = asyncio.Event()
+    left = asyncio.Event()
 
-        async def receive() -> dict[str, Any]:
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:  # as uvicorn's: what waits for the reader goes on when it has left
+        if message["type"] == "http.response.body" and len(made) == 3:
+            asyncio.get_running_loop().call_soon(left.set)
             await left.wait()
-            return {"type": "http.disconnect"}
 
-        async def send(message: Any) -> None:  # as uvicorn's: what waits for the reader goes on when it has left
-            if message["type"] == "http.response.body" and len(made) == 3:
-                asyncio.get_running_loop().call_soon(left.set)
-                await left.wait()
-
-        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-        response = await respond_with_events(HttpRequest(scope, receive), events())
-        await response(scope, receive, send)
-
-    asyncio.run(main())
+    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+    response = await respond_with_events(HttpRequest(scope, receive), events())
+    await response(scope, receive, send)
     assert made == [0, 1, 2]
 
 
@@ -290,7 +269,7 @@ STREAMS = [("/generate", False), ("/debug/radix/events", True), ("/v1/messages",
 
 @pytest.mark.parametrize(("path", "named"), STREAMS)
 @pytest.mark.parametrize("event", [None, {"type": "a", "number": object()}], ids=["generator", "encoder"])
-def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, path, named, caplog):
+async def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, path, named, caplog):
     sent: list[bytes] = []
 
     async def events() -> AsyncGenerator[Event]:
@@ -299,23 +278,18 @@ def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, path
             yield event
         raise ZeroDivisionError("a secret")
 
-    async def main() -> None:
-        async def receive() -> dict[str, Any]:
-            return await asyncio.Future()
+    async def receive() -> dict[str, Any]:
+        return await asyncio.Future()
 
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                sent.append(message["body"])
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
 
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
-        response = await respond_with_events(HttpRequest(scope, receive), events(), named=named)
-        await response(scope, receive, send)
-
-    asyncio.run(main())
-    assert b"secret" not in b"".join(sent)
-    assert b"internal error" in sent[1]
-    assert (b"event: error" in sent[1]) == named
-    assert sent[2] == (b"" if named else b"data: [DONE]\n\n")
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    response = await respond_with_events(HttpRequest(scope, receive), events(), named=named)
+    await response(scope, receive, send)
+    assert b"secret" not in b"".join(sent) and b"internal error" in sent[1]
+    assert (b"event: error" in sent[1]) == named and sent[2] == (b"" if named else b"data: [DONE]\n\n")
     [record] = caplog.records
     assert record.exc_info is not None
 
@@ -354,7 +328,7 @@ def test_a_client_that_leaves_during_a_long_body_is_reported(leaves: bool):
     assert seen == [(200, "client_disconnect" if leaves else "ok", not leaves)]
 
 
-def test_a_long_body_is_made_as_its_client_reads_it_and_not_for_one_that_has_left():
+async def test_a_long_body_is_made_as_its_client_reads_it_and_not_for_one_that_has_left():
     made, num_turns = list[int](), 0
     piece = b"1" * PIECE_BYTES
 
@@ -363,28 +337,25 @@ def test_a_long_body_is_made_as_its_client_reads_it_and_not_for_one_that_has_lef
             made.append(number)
             yield piece
 
-    async def main() -> None:
-        left, read, sent = asyncio.Event(), asyncio.Semaphore(3), list[Any]()
+    left, read, sent = asyncio.Event(), asyncio.Semaphore(3), list[Any]()
 
-        async def receive() -> dict[str, Any]:
-            await left.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
 
-        async def send(message: Any) -> None:
-            await read.acquire()
-            sent.append(message)
+    async def send(message: Any) -> None:
+        await read.acquire()
+        sent.append(message)
 
-        async def turn() -> None:
-            nonlocal num_turns
-            num_turns += 1
+    async def turn() -> None:
+        nonlocal num_turns
+        num_turns += 1
 
-        response = await respond_in_pieces(pieces(), turn)
-        answering = asyncio.create_task(response({"type": "http", "headers": []}, receive, send))
-        await turns(20)
-        assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 2
-        assert len(made) == 6 and num_turns == 3, "two pieces are more than one turn sends; one send waits"
-        left.set()
-        await answering
-        assert len(made) == 6
-
-    asyncio.run(main())
+    response = await respond_in_pieces(pieces(), turn)
+    answering = asyncio.create_task(response({"type": "http", "headers": []}, receive, send))
+    await turns(20)
+    assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 2
+    assert len(made) == 6 and num_turns == 3, "two pieces are more than one turn sends; one send waits"
+    left.set()
+    await answering
+    assert len(made) == 6

@@ -20,7 +20,7 @@ MANY = 100  # more than there are threads
 
 
 @pytest.mark.parametrize("is_media", [False, True], ids=["texts", "pictures"])
-def test_short_work_does_not_wait_for_long_work(is_media):
+async def test_short_work_does_not_wait_for_long_work(is_media):
     may_end = threading.Event()
     threads = TextThreads()
 
@@ -28,22 +28,19 @@ def test_short_work_does_not_wait_for_long_work(is_media):
         assert may_end.wait(DEADLINE_S)
         return "long"
 
-    async def main() -> None:
-        begun = [threads.decode(long) if is_media else threads.run(long, LONG_BYTES + 1) for _ in range(MANY)]
-        long_ones = [asyncio.create_task(each) for each in begun]
-        await asyncio.sleep(0)
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                assert await threads.run(lambda: "short", LONG_BYTES) == "short"
-        finally:
-            may_end.set()
-        assert await asyncio.gather(*long_ones) == ["long"] * MANY
-
-    asyncio.run(main())
+    begun = [threads.decode(long) if is_media else threads.run(long, LONG_BYTES + 1) for _ in range(MANY)]
+    long_ones = [asyncio.create_task(each) for each in begun]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            assert await threads.run(lambda: "short", LONG_BYTES) == "short"
+    finally:
+        may_end.set()
+    assert await asyncio.gather(*long_ones) == ["long"] * MANY
     threads.close()
 
 
-def test_what_large_texts_needed_is_given_back(monkeypatch):
+async def test_what_large_texts_needed_is_given_back(monkeypatch):
     done: list[str] = []
     monkeypatch.setattr(text_threads, "trim", lambda: done.append("trim"))
     threads = TextThreads()
@@ -52,34 +49,28 @@ def test_what_large_texts_needed_is_given_back(monkeypatch):
         done.append("fail")
         raise ValueError("bad text")
 
-    async def main() -> None:
-        await threads.run(lambda: done.append("long"), LARGE_BYTES)
-        await threads.run(lambda: done.append("large"), LARGE_BYTES + 1)
-        with pytest.raises(ValueError, match="bad text"):
-            await threads.run(fail, LARGE_BYTES + 1)
-
-    asyncio.run(main())
+    await threads.run(lambda: done.append("long"), LARGE_BYTES)
+    await threads.run(lambda: done.append("large"), LARGE_BYTES + 1)
+    with pytest.raises(ValueError, match="bad text"):
+        await threads.run(fail, LARGE_BYTES + 1)
     threads.close()
     assert done == ["long", "large", "trim", "fail", "trim"]
 
 
-def test_what_is_not_wanted_any_more_is_not_begun():
+async def test_what_is_not_wanted_any_more_is_not_begun():
     may_end = threading.Event()
     begun: list[int] = []
     threads = TextThreads()
 
-    async def main() -> None:
-        async def run(number: int) -> None:
-            await threads.run(lambda: (begun.append(number), may_end.wait(DEADLINE_S)), LONG_BYTES + 1)
+    async def run(number: int) -> None:
+        await threads.run(lambda: (begun.append(number), may_end.wait(DEADLINE_S)), LONG_BYTES + 1)
 
-        tasks = [asyncio.create_task(run(number)) for number in range(MANY)]
-        await asyncio.sleep(0)
-        tasks[-1].cancel()
-        await asyncio.wait({tasks[-1]})
-        may_end.set()
-        await asyncio.gather(*tasks[:-1])
-
-    asyncio.run(main())
+    tasks = [asyncio.create_task(run(number)) for number in range(MANY)]
+    await asyncio.sleep(0)
+    tasks[-1].cancel()
+    await asyncio.wait({tasks[-1]})
+    may_end.set()
+    await asyncio.gather(*tasks[:-1])
     threads.close()
     assert sorted(begun) == list(range(MANY - 1))
 
@@ -89,7 +80,7 @@ def test_what_is_not_wanted_any_more_is_not_begun():
     [(10, False), (10, True), (LONG_BYTES, False)],
     ids=["short", "short to one that sees", "long"],
 )
-def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes, sees, monkeypatch):
+async def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes, sees, monkeypatch):
     """A short one is: its work is done before anybody could have left. But it may name a picture that takes long."""
 
     class Text(BaseModel):
@@ -119,17 +110,14 @@ def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes, sees
         {"type": "http.disconnect"},
     ]
 
-    async def main() -> None:
-        async def receive() -> dict[str, Any]:
-            return messages.pop(0) if len(messages) > 1 else messages[0]
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0) if len(messages) > 1 else messages[0]
 
-        async def send(message: Any) -> None:
-            pass
+    async def send(message: Any) -> None:
+        pass
 
-        scope = {"type": "http", "method": "POST", "path": "/wait", "query_string": b"", "http_version": "1.1"}
-        with contextlib.suppress(ClientDisconnect):  # the real application answers it
-            await app(scope | {"headers": [(b"content-type", b"application/json")]}, receive, send)
-
-    asyncio.run(main())
+    scope = {"type": "http", "method": "POST", "path": "/wait", "query_string": b"", "http_version": "1.1"}
+    with contextlib.suppress(ClientDisconnect):  # the real application answers it
+        await app(scope | {"headers": [(b"content-type", b"application/json")]}, receive, send)
     app.state.door.threads.close()
     assert is_cancelled == [sees or num_bytes == LONG_BYTES]

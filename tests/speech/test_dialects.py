@@ -10,8 +10,7 @@ from tests.speech.dialects import TEMPLATES
 @pytest.mark.parametrize("dialect", list(DIALECTS))
 def test_a_template_shows_its_dialect(dialect: str) -> None:
     found = detect_dialect(TEMPLATES[dialect])
-    assert found is not None
-    assert found.name == dialect
+    assert found is not None and found.name == dialect
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ Free text inside a tag ends where the end of the tag first comes up. A `{"type":
 the special token that is written so; it may also be the begin or the end of a tag, or a trigger. With `if_known` the
 model need not have it, and then it stands nowhere. A `json_schema` with `or_any_object` stands for any JSON object
 where its schema cannot be enforced. One with a `style` stands for the arguments of a call in a style of
-`jsg.constrained.call_styles`, without the head and the end of the call.
+`jsg.constrained.call_styles`, without the head and the end of the call. A `field` beside a grammar is the field of the
+request that brought it: errors in this grammar are told of the field, and not of the place in the structural tag.
 """
 
 import dataclasses
@@ -151,7 +152,7 @@ class _Formats:
         tags: list[tuple[bytes, Expr]] = []
         for structure in fields.objects("structures"):
             begin = structure.string("begin").encode()
-            schema = self._schema(structure.value("schema"), structure.path)
+            schema = self._schema(structure.value("schema"), structure)
             end = structure.string("end")
             structure.end()
             tags.append((begin, seq(schema, literal(end))))
@@ -173,7 +174,7 @@ class _Formats:
             style = dataclasses.replace(style, special=tuple(fields.strings("special_tokens", ())))
         part = self._schema(
             schema,
-            fields.path,
+            fields,
             "free" if is_free else "declared",
             style,
             or_any_object=fields.flag("or_any_object"),
@@ -183,7 +184,7 @@ class _Formats:
     def _embedded(self, member: str, make: Callable[[str, Limits], Grammar], fields: Fields, ends: Ends) -> Expr:
         """A grammar of another kind, whose text is a member of the format."""
         text = fields.string(member)
-        part = self._merge((member, text), fields.path, lambda: make(text, self._limits))
+        part = self._merge((member, text), fields, lambda: make(text, self._limits))
         return seq(part, _one_of(ends))
 
     def _any_text(self, fields: Fields, ends: Ends) -> Expr:
@@ -236,7 +237,7 @@ class _Formats:
                 case _:
                     return choices_grammar(text, self._limits)
 
-        return seq(self._merge(("whole", kind, text), fields.path, make), _one_of(ends))
+        return seq(self._merge(("whole", kind, text), fields, make, kind), _one_of(ends))
 
     # Formats made of others.
 
@@ -369,7 +370,7 @@ class _Formats:
     def _schema(
         self,
         schema: Any,
-        path: str,
+        fields: Fields,
         property_order: PropertyOrder | None = None,
         style: "_Style | None" = None,
         *,
@@ -401,18 +402,26 @@ class _Formats:
                 return dataclasses.replace(read(style.loosest(schema)), annotations=(f"the whole schema ({error})",))
             return grammar
 
-        return self._merge(("json_schema", order, text, str(or_any_object), str(style)), path, make)
+        return self._merge(("json_schema", order, text, str(or_any_object), str(style)), fields, make)
 
-    def _merge(self, key: tuple[str, ...], path: str, make: Callable[[], Grammar]) -> Call:
-        """A call of another grammar. Its rules are added once, however often it stands in the tag."""
+    def _merge(
+        self, key: tuple[str, ...], fields: Fields, make: Callable[[], Grammar], kind: str | None = None
+    ) -> Call:
+        """A call of another grammar. Its rules are added once, however often it stands in the tag.
+
+        Errors in a grammar that has a `kind` are told as if it stood alone.
+        """
+        field = fields.string("field") if fields.has("field") else None
         if key not in self._merged:
             try:
                 grammar = make()
             except GrammarError as error:
-                raise GrammarError(f"{path}: {error}", PARAM) from error
+                if (field := error.field or field) is None and kind is None:
+                    raise GrammarError(f"{fields.path}: {error}", PARAM) from error
+                raise GrammarError(error.message, kind or PARAM, field) from error
             start, rules = merge_rules(grammar, f"{len(self._merged)}:")
             self.rules |= rules
-            self.annotations += [f"{annotation} in {path}" for annotation in grammar.annotations]
+            self.annotations += [f"{annotation} in {fields.path}" for annotation in grammar.annotations]
             self._merged[key] = Call(start)
         return self._merged[key]
 

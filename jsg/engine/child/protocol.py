@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from jsg import errors
 from jsg.config import EngineConfig
-from jsg.errors import JsgError, RequestError
+from jsg.errors import GrammarError, JsgError, RequestError
 from jsg.types import Embedder, Request, RequestOutput
 from jsg.waits import IN_THE_ENGINE, WHY, stat_of
 
@@ -225,19 +225,23 @@ class Failure:
     """A `JsgError` on its way to the other process."""
 
     kind: str
-    message: str
+    message: errors.Message
     param: str | None = None
+    field: str | None = None
 
     @classmethod
     def of(cls, error: JsgError) -> "Failure":
         """Describes the error."""
-        return cls(type(error).__name__, str(error), getattr(error, "param", None))
+        message = error.message if isinstance(error, RequestError) else str(error)
+        return cls(type(error).__name__, message, getattr(error, "param", None), getattr(error, "field", None))
 
     def to_error(self) -> JsgError:
         """The error again, of its own class."""
         kind = getattr(errors, self.kind, JsgError)
+        if kind is GrammarError:
+            return GrammarError(self.message, self.param, self.field)
         if issubclass(kind, RequestError):
-            return kind(self.message, param=self.param)
+            return kind(self.message, self.param)
         return kind(self.message)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
+from jsg.engine.device.step import NUMBERS, SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE, SHORT_TILE
 from jsg.sched.batch import Batch, BatchEntry, Encoding
 from jsg.sched.buckets import BucketKey
@@ -168,17 +168,7 @@ def sampling_row(sampling: SamplingParams, seed: int, vocab_size: int) -> np.nda
     """The part of `step.SamplingInputs` that never changes for a request: the sampling array from column 2 on."""
     integers = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF], np.uint32).view(np.int32)
     top_k = vocab_size if sampling.top_k == -1 else min(sampling.top_k, vocab_size)
-    floats = np.array(
-        [
-            sampling.temperature,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.frequency_penalty,
-            sampling.presence_penalty,
-            sampling.repetition_penalty,
-        ],
-        np.float32,
-    )
+    floats = np.array([getattr(sampling, name) for name in NUMBERS], np.float32)
     flags = np.array([top_k, needs_tables(sampling)], np.int32)
     return np.concatenate([integers, flags, floats.view(np.int32)])
 

@@ -7,6 +7,7 @@ vocabulary id). So a request draws the same tokens in any batch, after a retract
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -31,12 +32,7 @@ class SamplingInputs(NamedTuple):
         seeds: 64-bit seed as two words, low first.
         top_k: Most likely tokens to keep, at least 1.
         uses_tables: The request has penalties or a bias, so its rows of `PenaltyTables` are valid.
-        temperature: 0 is greedy.
-        top_p: Probability mass to keep.
-        min_p: Smallest probability to keep, as a fraction of the largest.
-        frequency: Subtracted per occurrence in the output.
-        presence: Subtracted once from tokens in the output.
-        repetition: Divides positive and multiplies negative logits of tokens in prompt or output.
+        numbers: The sampling parameters that are numbers of a step, by name. At temperature 0 a row is greedy.
     """
 
     rows: Int[Array, " R"]
@@ -44,12 +40,7 @@ class SamplingInputs(NamedTuple):
     seeds: UInt[Array, "R 2"]
     top_k: Int[Array, " R"]
     uses_tables: Bool[Array, " R"]
-    temperature: Float[Array, " R"]
-    top_p: Float[Array, " R"]
-    min_p: Float[Array, " R"]
-    frequency: Float[Array, " R"]
-    presence: Float[Array, " R"]
-    repetition: Float[Array, " R"]
+    numbers: Mapping[str, Float[Array, " R"]]
 
 
 class PenaltyTables(NamedTuple):
@@ -188,11 +179,11 @@ def token_logprobs(
 def _penalised(logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables) -> Float[Array, "R V"]:
     counts = tables.output_counts[inputs.rows].astype(jnp.float32)
     is_seen = tables.in_prompt[inputs.rows] | (counts > 0)
-    repetition = inputs.repetition[:, None]
+    repetition = inputs.numbers["repetition_penalty"][:, None]
     repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
     out = jnp.where(is_seen, repeated, logits)
     once = jnp.minimum(counts, 1)  # of a comparison that is used twice XLA would keep an array [R, V]
-    out -= inputs.frequency[:, None] * counts + inputs.presence[:, None] * once
+    out -= inputs.numbers["frequency_penalty"][:, None] * counts + inputs.numbers["presence_penalty"][:, None] * once
     return jnp.where(inputs.uses_tables[:, None], out + tables.bias[inputs.rows], logits)
 
 
@@ -203,7 +194,7 @@ def _is_broken(logits: Float[Array, "R part"]) -> Bool[Array, " R"]:
 
 def _divisor(inputs: SamplingInputs) -> Float[Array, " R"]:
     """The temperature, by which logits are divided; 1 for a greedy row."""
-    return jnp.where(inputs.temperature == 0, 1.0, inputs.temperature)
+    return jnp.where(inputs.numbers["temperature"] == 0, 1.0, inputs.numbers["temperature"])
 
 
 def _perturbed(
@@ -219,20 +210,20 @@ def _perturbed(
     noise = gumbel(inputs.seeds, inputs.output_index, scores.shape[1], first)
     drawn = scores / _divisor(inputs)[:, None] + noise
     drawn = drawn if is_kept is None else jnp.where(is_kept, drawn, -jnp.inf)
-    return jnp.where((inputs.temperature == 0)[:, None], scores, drawn)
+    return jnp.where((inputs.numbers["temperature"] == 0)[:, None], scores, drawn)
 
 
 def _is_kept(
     logits: Float[Array, "R V"], largest: Float[Array, " R"], temperature: Float[Array, " R"], inputs: SamplingInputs
 ) -> Bool[Array, "R V"]:
     """The tokens that pass top-k, then top-p of the rest, then min-p. Ties with the last token that passes stay in."""
-    needs_all = inputs.temperature == 0
+    needs_all = inputs.numbers["temperature"] == 0
     threshold = ops.kept_threshold(
         logits,
         largest,
         temperature,
         top_k=jnp.where(needs_all, logits.shape[1], inputs.top_k),
-        top_p=jnp.where(needs_all, 1.0, inputs.top_p),
+        top_p=jnp.where(needs_all, 1.0, inputs.numbers["top_p"]),
     )
     weights = jnp.exp((logits - largest[:, None]) / temperature[:, None])
-    return (sortable(logits) >= threshold[:, None]) & (weights >= inputs.min_p[:, None])
+    return (sortable(logits) >= threshold[:, None]) & (weights >= inputs.numbers["min_p"][:, None])

@@ -31,12 +31,15 @@ from jsg.models.inputs import ForwardInputs, WindowInputs
 from jsg.models.llava import Llava
 from jsg.models.model import Model
 from jsg.models.tensor_parallel import gather_columns, num_parts
+from jsg.parameters import PARAMETERS, Number
 from jsg.sched.buckets import BucketKey
 
 Merge = Callable[[Sequence[Array]], Model]
 """Makes a model of the flat tuple of its leaves."""
 
-SAMPLING_COLUMNS = 12
+NUMBERS = tuple(each.name for each in PARAMETERS if each.is_in_steps and isinstance(each.kind, Number))
+"""The sampling parameters that are columns of the sampling array, as the bits of floats."""
+SAMPLING_COLUMNS = 6 + len(NUMBERS)
 PROMPT_ROWS = 64
 """Prompt tokens whose logits are computed together."""
 
@@ -188,12 +191,7 @@ def unpack_sampling(packed: Int[Array, "R columns"]) -> SamplingInputs:
         seeds=lax.bitcast_convert_type(packed[:, 2:4], jnp.uint32),
         top_k=integers[4],
         uses_tables=integers[5] > 0,
-        temperature=floats[:, 0],
-        top_p=floats[:, 1],
-        min_p=floats[:, 2],
-        frequency=floats[:, 3],
-        presence=floats[:, 4],
-        repetition=floats[:, 5],
+        numbers={name: floats[:, i] for i, name in enumerate(NUMBERS)},
     )
 
 

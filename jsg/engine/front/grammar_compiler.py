@@ -8,8 +8,8 @@ from typing import final
 
 import msgspec
 
+from jsg.byte_cache import ByteCache
 from jsg.constrained.text_patterns import PatternSet, PatternTables
-from jsg.engine.byte_cache import ByteCache
 from jsg.engine.child.protocol import Failure
 from jsg.engine.front.grammar_queue import WAIT_S, GrammarQueue
 from jsg.engine.front.grammar_workers import COMPILE_S, GrammarWorkers

@@ -2,7 +2,7 @@
 
 from typing import final
 
-from jsg.engine.byte_cache import ByteCache
+from jsg.byte_cache import ByteCache
 
 
 @final

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future
 from typing import final
 
+from jsg.byte_cache import ByteCache
 from jsg.constrained.compiler import compile_tables
-from jsg.engine.byte_cache import ByteCache
 from jsg.engine.offline.driver import Driver, Sink
 from jsg.types import GrammarSpec, Request
 

@@ -238,7 +238,7 @@ def _failure(node: AnyNode | None, error: BaseException) -> ProgramFailure:
     if not isinstance(error, JsgError):
         logger.error("a program failed", exc_info=error)
     place = noted_place(error) or (Place("?", 0) if node is None else place_of(node))
-    message = str(error.args[0]) if isinstance(error, JsgError) and error.args else "internal error"
+    message = str(error) if isinstance(error, JsgError) else "internal error"
     return ProgramFailure(None if node is None else node.id, place.file, place.line, type(error).__name__, message)
 
 

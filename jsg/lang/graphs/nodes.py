@@ -11,8 +11,9 @@ their bodies as blocks of nodes.
                             Join · Cond · Loop
 
 A kind of node is a dataclass here and a member of `AnyNode`. By the types of its fields `codec` writes and reads it,
-and `parts` finds what it refers to. Three more files know it: `tracing.traced_state` makes it, `executor.driver` runs
-it, and `shapes` knows the variables that it sets, or `check` its rules.
+and `parts` finds what it refers to. Two more files must know it: `tracing.traced_state` makes it, and `executor.driver`
+runs it. Three know it if it sets variables (`shapes`), has rules of its own (`check`), or costs more than a step
+(`executor.limits`). To all others it is a node like any other, unless they name it for the sake of speed or looks.
 """
 
 import dataclasses

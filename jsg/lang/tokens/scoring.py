@@ -38,20 +38,20 @@ class ScoreLimits:
         """Raises RequestError where the choices have too many tokens."""
         num_tokens = sum(map(len, set(encoded.choice_ids))) * (2 if unconditional else 1)
         if num_tokens > self.scores:
-            raise RequestError(
-                f"choices must have at most {self.scores} tokens in all, scored by themselves counted again, but have "
+            raise RequestError.of(
+                "choices",
+                f"must have at most {self.scores} tokens in all, scored by themselves counted again, but have "
                 f"{num_tokens}; shorten them or send fewer",
-                param="choices",
             )
 
     def check_prompts(self, num_prompts: int, num_tokens: int) -> None:
         """Raises RequestError where the requests are too many, or have too many tokens."""
         for what, number, most in (("requests", num_prompts, self.prompts), ("tokens", num_tokens, self.tokens)):
             if number > most:
-                raise RequestError(
-                    f"choices must be scored by at most {most} {what}, the prompt counted for each request, but need "
+                raise RequestError.of(
+                    "choices",
+                    f"must be scored by at most {most} {what}, the prompt counted for each request, but need "
                     f"{number}; shorten the prompt, or send fewer choices",
-                    param="choices",
                 )
 
 

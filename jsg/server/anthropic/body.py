@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.processing.snapshot_points import PlacedText, joined_text
-from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
+from jsg.server.http.body import Body, Checked, ClientNames, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
@@ -16,6 +16,7 @@ from jsg.server.shared.constraint import (
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
+    field_of,
     grammar_options,
     only_one,
 )
@@ -391,11 +392,9 @@ class CountTokensBody(Body):
         effort = None if self.output_config is None else self.output_config.effort
         return asked if effort is None else asked | {"output_config.effort": Asked(ThoughtWish(effort=effort))}
 
-    def client_names(self) -> dict[str, str]:
-        """Our name of a field → the client's name."""
-        constraint = self.constraint()
-        field = constraint.field if constraint is not None else "tools"
-        return {**CLIENT_NAMES, GRAMMAR: field}
+    def client_names(self) -> ClientNames:
+        """As `Body.client_names`."""
+        return ClientNames(CLIENT_NAMES, grammar=field_of(self.constraint()))
 
     @property
     def is_continued(self) -> bool:

@@ -14,7 +14,6 @@ from jsg.server.anthropic.body import CountTokensBody, MessagesBody
 from jsg.server.caller import CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import Generation, new_rid
-from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
@@ -45,25 +44,23 @@ async def create_message(
     """Answers a conversation; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
-    with client_names(body.client_names()):
-        plan = body.plan(front.speech)
-        with plan.naming():
-            namespace = call.caller.namespace(body.cache_salt, body.extra_key)
-            prompt = Prompt(
-                rid=f"msg_{new_rid()}",
-                **(await _encode(body, num_bytes, rules, front, plan, namespace)).fields,
-                sampling=body.to_sampling(plan),
-                is_continued=body.is_continued,
-                namespace=namespace,
-                priority=body.priority or 0,
-            )
-            prompt = plan.ready(prompt, rules.pass_over, only_complete=not body.stream)
-            generation = await begin(request, front, call, [prompt])
-            blocks = _Blocks(body.thought_display)
-            if body.stream:
-                events = _events(generation, blocks, front.model_name)
-                return await respond_with_events(request, events, named=True)
-            await until_disconnect(request, generation.complete())
+    plan = body.plan(front.speech)
+    namespace = call.caller.namespace(body.cache_salt, body.extra_key)
+    prompt = Prompt(
+        rid=f"msg_{new_rid()}",
+        **(await _encode(body, num_bytes, rules, front, plan, namespace)).fields,
+        sampling=body.to_sampling(plan),
+        is_continued=body.is_continued,
+        namespace=namespace,
+        priority=body.priority or 0,
+    )
+    prompt = plan.ready(prompt, rules.pass_over, only_complete=not body.stream)
+    generation = await begin(request, front, call, [prompt])
+    blocks = _Blocks(body.thought_display)
+    if body.stream:
+        events = _events(generation, blocks, front.model_name)
+        return await respond_with_events(request, events, named=True)
+    await until_disconnect(request, generation.complete())
     [answer] = generation.answers
     found = answer.parsed
     content = blocks.thoughts_of(answer)
@@ -80,10 +77,9 @@ async def count_tokens(
 ) -> Response:
     """Counts the tokens of the prompt."""
     front.check_model(body.model)
-    with client_names(body.client_names()):
-        plan = body.plan(front.speech)
-        encoded = await _encode(body, num_bytes, rules, front, plan, caller.namespace(), names_points=False)
-        return json_response({"input_tokens": len(encoded.input_ids)})
+    plan = body.plan(front.speech)
+    encoded = await _encode(body, num_bytes, rules, front, plan, caller.namespace(), names_points=False)
+    return json_response({"input_tokens": len(encoded.input_ids)})
 
 
 async def _encode(
@@ -102,12 +98,11 @@ async def _encode(
 
     return await front.media.chat(
         front.chat,
+        plan,
         turns,
         num_bytes,
         namespace=namespace,
-        continue_final_message=plan.is_continued,
         template_kwargs=template_wishes(plan, body.asked_of_thoughts, rules),
-        tools=plan.shown_tools,
         names_points=names_points,
     )
 

@@ -1,8 +1,9 @@
 """Bodies of requests: JSON, read strictly.
 
 JSON that two readers could understand differently, or that cannot be text for a model, is refused: names given twice,
-numbers that are not finite, half of a character. A NUL is text: models write it, and schemas name it. A large body is
-parsed and checked in a thread, where it does not delay other requests.
+numbers that are not finite, half of a character. A NUL is text: models write it, and schemas name it. jiter, pydantic's
+parser, refuses such JSON and says the line; then Python's reader, which takes it, is used to find the place in the
+value. A large body is parsed and checked in a thread, where it does not delay other requests.
 """
 
 import dataclasses
@@ -10,9 +11,10 @@ import email.message
 import functools
 import json
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any, final
 
+import jiter
 from fastapi import APIRouter, Depends
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
@@ -22,7 +24,7 @@ from starlette.responses import Response
 
 from jsg.errors import RequestError, place_name
 from jsg.server.caller import caller_of, state_of
-from jsg.server.http.body import CHUNK
+from jsg.server.http.body import CHUNK, Body
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.field_rules import HEADER, FieldRules, log_new
 from jsg.server.http.validation import describe_invalid
@@ -31,7 +33,7 @@ from jsg.server.text_threads import LONG_BYTES, TextThreads
 MAX_DEPTH = 64  # of lists and objects in each other; code that reads the value later may recurse
 MAX_PARTS = 2**16  # lists, objects and names; a million of them stop the whole process while garbage is collected
 MAX_TEXTS = 2**17  # names too; the parser makes all of a list in one go, and a million take it 50 ms
-MAX_NUMBER_CHARS = 100  # parsing a number of a million digits takes minutes
+MAX_DIGITS = 4300  # of an integer: jiter's limit, and Python's
 MAX_INLINE_BYTES = 2**15  # a larger body is parsed in a thread, which costs 0.1 ms
 MAX_QUOTE_CHARS = 40
 
@@ -61,14 +63,6 @@ CurrentRules = Annotated[FieldRules, Depends(_field_rules)]
 
 def parse_json(raw: bytes) -> dict[str, Any]:
     """The object that the bytes hold. Raises RequestError, which names the field where there is one."""
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"the body must be UTF-8, but byte {error.start} is not: {error.reason}; encode it as UTF-8"
-        ) from None
-    if text.startswith("\ufeff"):
-        raise RequestError("the body must begin with its JSON object, but begins with a byte order mark; leave it out")
     if _num_texts(raw) > MAX_TEXTS:
         raise RequestError(f"the body must have at most {MAX_TEXTS} texts, but has more; send several requests")
     if _num_parts(raw) > MAX_PARTS:
@@ -76,17 +70,35 @@ def parse_json(raw: bytes) -> dict[str, Any]:
             f"the body must have at most {MAX_PARTS} lists, objects and names, but has more; send several requests"
         )
     try:
-        value = _DECODER.decode(text)
+        value = jiter.from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True, cache_mode="none")
+        _inspect(value, _PLAIN | {str})  # jiter reads 1e999 as infinity, and takes more levels
+    except ValueError:
+        value = _read_with_faults(raw)
+        _inspect(value, _PLAIN)
+    if not isinstance(value, dict):
+        raise RequestError(f"the body must be a JSON object, but got {_quote(raw.decode())}; send {{...}}")
+    return value
+
+
+def _read_with_faults(raw: bytes) -> Any:
+    """The value of what jiter has refused, with a `_Fault` for each thing that is wrong in it. Raises RequestError."""
+    try:
+        text = raw.decode()
+        if text.startswith("\ufeff"):
+            raise RequestError(
+                "the body must begin with its JSON object, but begins with a byte order mark; leave it out"
+            )
+        return _DECODER.decode(text)
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the body must be UTF-8, but byte {error.start} is not: {error.reason}; encode it as UTF-8"
+        ) from None
     except json.JSONDecodeError as error:
         raise RequestError(
             f"the body must be JSON, but it is not: {error.msg} at character {error.pos}; correct it"
         ) from None
     except RecursionError:
         raise _too_deep("the body") from None
-    if not isinstance(value, dict):
-        raise RequestError(f"the body must be a JSON object, but got {_quote(text)}; send {{...}}")
-    _inspect(value)
-    return value
 
 
 @final
@@ -120,8 +132,9 @@ class JsonRoute(APIRoute):
             else:
                 threads: TextThreads = request.app.state.door.threads
                 content = await threads.run(validate, len(raw))
-            state_of(request.scope).update(body_bytes=len(raw), field_rules=rules)
-            answering = answer(_ReadRequest(request, content))
+            names = content.client_names() if isinstance(content, Body) else None
+            state_of(request.scope).update(body_bytes=len(raw), field_rules=rules, client_names=names)
+            answering = answer(_ReadRequest(request, raw, content))
             # Long texts and pictures wait in queues, and those of a client that has left must not make others wait. A
             # short body may name a picture that takes long.
             is_short = len(raw) <= LONG_BYTES and not num_media_bytes
@@ -138,13 +151,13 @@ class JsonRoute(APIRoute):
 class _ReadRequest(Request):
     """A request whose body has been read."""
 
-    def __init__(self, request: Request, content: object) -> None:
+    def __init__(self, request: Request, raw: bytes, content: object) -> None:
         super().__init__(request.scope, request.receive, request._send)
-        self._content = content
+        self._raw, self._content = raw, content
 
     async def body(self) -> bytes:
-        """Bytes that are not empty: FastAPI only checks this before it calls `json`."""
-        return b"{}"
+        """The body as it came."""
+        return self._raw
 
     async def json(self) -> object:
         """The checked value of the body."""
@@ -205,24 +218,16 @@ class _Fault:
     """Stands in the parsed value for something that must be refused, until `_inspect` has found its place."""
 
     rule: str
-    received: str
+    received: object
 
 
 def _integer(text: str) -> int | _Fault:
-    if len(text) > MAX_NUMBER_CHARS:
-        return _Fault(f"a number of at most {MAX_NUMBER_CHARS} characters", f"{len(text)}: {_quote(text)}")
-    return int(text)
+    num_digits = len(text.removeprefix("-"))
+    return int(text) if num_digits <= MAX_DIGITS else _Fault(f"a number of at most {MAX_DIGITS} digits", num_digits)
 
 
 def _float(text: str) -> float | _Fault:
-    if len(text) > MAX_NUMBER_CHARS:
-        return _integer(text)
-    value = float(text)
-    return value if math.isfinite(value) else _Fault("a finite number", text)
-
-
-def _constant(text: str) -> _Fault:
-    return _Fault("a finite number", text)
+    return value if math.isfinite(value := float(text)) else _Fault("a finite number", text)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -234,11 +239,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_constant, object_pairs_hook=_object)
+_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_float, object_pairs_hook=_object)
 _MEDIA_NAMES = frozenset(("url", "image_url", "video_url", "image_data", "video_data"))
 _TYPED_MEDIA_NAMES = frozenset(("data", "image", "video"))  # where `media_type` stands beside them
 _PART_SIGNS = (b"[", b"{", b":")
-_PLAIN = frozenset({int, float, bool, type(None)})
+_PLAIN = frozenset({int, bool, type(None)})
 
 
 def _num_texts(raw: bytes) -> int:
@@ -285,35 +290,43 @@ def _num_chars(value: Any) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
-def _inspect(root: dict[str, Any]) -> None:
-    """Raises RequestError for the first fault, for text that is not valid and for deep nesting, and names the place."""
-    waiting: list[tuple[_Path, Any]] = [((), root)]
+def _inspect(root: Any, sound: frozenset[type]) -> None:
+    """Raises RequestError for the first fault, for text that is not valid and for deep nesting, and names the place.
+
+    Values of the types `sound` are right. Raises ValueError for a number that is not finite, whose text is not known.
+    """
+    waiting: list[tuple[_Path, Any]] = [((), root)] if isinstance(root, dict) else []
     while waiting:
         path, container = waiting.pop()
         if len(path) >= MAX_DEPTH:
             raise _too_deep(_name(path[:1]))
         if isinstance(container, list):
-            if _is_plain(container):
-                continue
-            members = enumerate(container)
+            members = _not_sound(container, sound)
         else:
-            for name in container:
+            for name in () if str in sound else container:
                 _check_text(name, path, "a name in ")
             members = container.items()
         for key, value in members:
-            if isinstance(value, str):
-                _check_text(value, (*path, key))
-            elif isinstance(value, dict | list):
+            if isinstance(value, dict | list):
                 waiting.append(((*path, key), value))
+            elif type(value) in sound:
+                pass
+            elif isinstance(value, str):
+                _check_text(value, (*path, key))
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise ValueError
             elif isinstance(value, _Fault):
                 place = (*path, key)
                 message = f"{_name(place)} must be {value.rule}, but got {value.received}; correct it"
                 raise RequestError(message, str(place[0]))
 
 
-def _is_plain(values: list[Any]) -> bool:
-    """Whether a list has only numbers, booleans and nulls. Other threads get their turn between chunks."""
-    return all(_PLAIN.issuperset(map(type, values[start : start + CHUNK])) for start in range(0, len(values), CHUNK))
+def _not_sound(values: list[Any], sound: frozenset[type]) -> Iterator[tuple[int, Any]]:
+    """The items of a list with their indices, without chunks of sound ones. Other threads get turns between chunks."""
+    for start in range(0, len(values), CHUNK):
+        kinds = set(map(type, chunk := values[start : start + CHUNK]))
+        if not (kinds <= sound or (kinds == {float} and all(map(math.isfinite, chunk)))):
+            yield from enumerate(chunk, start)
 
 
 def _check_text(text: str, path: _Path, where: str = "") -> None:

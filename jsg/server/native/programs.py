@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg import types
-from jsg.constrained.text_patterns import PatternSet, TextPatterns, refused_pattern
+from jsg.constrained.text_patterns import PatternSet, TextPatterns
 from jsg.errors import GrammarError, GraphError, JsgError, RequestError, TimeLimitError
 from jsg.lang.executor.arguments import ArgumentValue, arguments_from_json
 from jsg.lang.executor.beginning import Beginning, begin
@@ -174,8 +174,9 @@ class _Program:
             with waiting(WaitReason.GRAMMAR):
                 tables = await front.client.grammars.patterns(PatternSet("matches", patterns), owner)
         except GrammarError as error:
-            index = refused_pattern(error)
-            place = "" if index is None else f"{describe(self._pattern_nodes[patterns[index]])}: "
+            is_of_all = error.param == "matches"
+            node = None if is_of_all else self._pattern_nodes.get(error.param or "")
+            place = "" if node is None else f"{describe(node)}: "
             raise GraphError(f"{place}{error}", param="graph") from None
         return TextPatterns(patterns, tables)
 

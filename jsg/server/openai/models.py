@@ -24,13 +24,7 @@ CHAT_PARAMETERS = (
 )
 THINKING_PARAMETERS = ("reasoning", "reasoning_effort", "include_reasoning")
 TOOL_PARAMETERS = ("tools", "tool_choice", "parallel_tool_calls")
-DEFAULTS = {
-    name: named("openai")[name].default
-    for name in (
-        *("temperature", "top_p", "top_k", "min_p"),
-        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-    )
-}
+DEFAULTS = {name: parameter.default for name, parameter in named("openai").items() if parameter.is_in_steps}
 
 _YES: Mapping[str, Any] = {"supported": True}
 _NO: Mapping[str, Any] = {"supported": False}

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.snapshot_points import MOST_POINTS
-from jsg.server.http.body import GRAMMAR, Body, Checked, check_fields
+from jsg.server.http.body import Body, Checked, ClientNames, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.openai.response_format import ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
@@ -28,6 +28,7 @@ from jsg.server.shared.constraint import (
     PropertyOrderOption,
     Schema,
     WhitespaceOption,
+    field_of,
     grammar_options,
     only_one,
 )
@@ -431,10 +432,9 @@ class InputTokensBody(Body):
         plan = ReplyPlan(speech, self.thought_wish(), self.constraint(), grammar_options(self))
         return plan.with_tools(tools, choice)
 
-    def client_names(self) -> dict[str, str]:
-        """Our name of a field → the client's name."""
-        constraint = self.constraint()
-        return {**CLIENT_NAMES, GRAMMAR: "tools" if constraint is None else constraint.field}
+    def client_names(self) -> ClientNames:
+        """As `Body.client_names`."""
+        return ClientNames(CLIENT_NAMES, {"max_new_tokens": "input"}, field_of(self.constraint()))
 
 
 class ResponsesBody(with_sampling(InputTokensBody, "responses")):
@@ -504,6 +504,11 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens are scored."""
         return LOGPROBS in (self.include or ())
+
+    def client_names(self) -> ClientNames:
+        """As `Body.client_names`."""
+        names = super().client_names()
+        return names if self.max_output_tokens is None else dataclasses.replace(names, params={})
 
     def thought_wish(self) -> ThoughtWish:
         """What the client wants of thoughts."""

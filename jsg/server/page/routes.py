@@ -8,6 +8,8 @@ works below a path prefix.
 import dataclasses
 import functools
 import hashlib
+import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import final
@@ -15,6 +17,8 @@ from typing import final
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from jsg.parameters import Integer, Number, named
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -84,13 +88,29 @@ def is_named(etag: str, if_none_match: str) -> bool:
 def page_files() -> Mapping[str, PageFile]:
     """Every file of the page by its path: the page itself is `/`, and the others lie below `/page/`."""
     files = {}
-    for path in sorted(STATIC.rglob("*")):
-        if media_type := MEDIA_TYPES.get(path.suffix):
-            content = path.read_bytes()
+    static = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in sorted(STATIC.rglob("*.*"))}
+    for name, content in (static | {"parameters.js": _parameters().encode()}).items():
+        if media_type := MEDIA_TYPES.get(Path(name).suffix):
             etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-            name = path.relative_to(STATIC).as_posix()
             files["/" if name == "index.html" else f"/page/{name}"] = PageFile(content, media_type, etag)
     return files
+
+
+def _parameters() -> str:
+    """The sampling parameters as a module: the numbers of a step (name, label, bounds), and names in gens."""
+    numbers = [
+        (name, name.replace("_", " ").capitalize(), _bounds(parameter.kind))
+        for name, parameter in named("openai").items()
+        if parameter.is_in_steps and isinstance(parameter.kind, Integer | Number)
+    ]
+    constants = {"NUMBERS_IN_STEPS": numbers, "GEN_NAMES": [*named("gen")]}
+    return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in constants.items())
+
+
+def _bounds(kind: Integer | Number) -> dict[str, float]:
+    if isinstance(kind, Number):
+        return {"min": math.floor(kind.low), "max": kind.high, "step": 0.05}
+    return {"min": kind.low if kind.also is None else kind.also, "max": kind.high, "step": 1}
 
 
 def page_routes() -> list[Route]:

@@ -35,6 +35,11 @@ def only_one(constraints: Iterable[Constraint]) -> Constraint | None:
     return found[0] if found else None
 
 
+def field_of(constraint: Constraint | None) -> str:
+    """The field that brought the grammar of a request: without a grammar of the client's that of its tools."""
+    return "tools" if constraint is None else constraint.field
+
+
 def grammar_options(body: object) -> dict[str, Any]:
     """The options of a grammar that a client gave in fields of these names."""
     given = {name: getattr(body, name, None) for name in GRAMMAR_OPTIONS}

@@ -234,10 +234,10 @@ def check_fits(message: Mapping[str, Any], template: ChatTemplate) -> None:
     read = [("the field", "tool_calls")] * ("tool_calls" in message)
     for what, word in [("the role", "tool")] * (message["role"] == "tool") + read:
         if word not in template.words:
-            raise RequestError(
-                f"messages must fit the chat template of the model, but it has no place for {what} {word}; write it "
+            raise RequestError.of(
+                "messages",
+                f"must fit the chat template of the model, but it has no place for {what} {word}; write it "
                 "into the content of a user's or an assistant's message",
-                param="messages",
             )
 
 

@@ -152,4 +152,4 @@ def _check_given(wish: ThoughtWish, template: ChatTemplate, given: Mapping[str, 
 
 
 def _contradiction(name: str) -> RequestError:
-    return RequestError(f"{name} must not contradict another field of the request, but does; send one", name)
+    return RequestError.of(name, "must not contradict another field of the request, but does; send one")

@@ -24,7 +24,6 @@ from jsg.types import (
     ConstraintReport,
     Embedder,
     FinishReason,
-    GrammarKind,
     Request,
     RequestOutput,
     SamplingParams,
@@ -56,8 +55,6 @@ class Prompt:
         ends_in_content: Nothing but white space follows the words of a client that the prompt ends with, so a
             marker of thoughts there is text.
         thoughts: How thoughts are split from the answer; None where they stay in its text.
-        kind_after_thoughts: The kind of the grammar that governs the answer only, and not the thoughts before it. The
-            grammar of `sampling` governs both then.
         thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
             return_cache_info, sees_all, return_waited, hold, position_jumps, joined, media, post, snapshot_at,
             turn_end: As in `Request`.
@@ -72,7 +69,6 @@ class Prompt:
     embed: bool = False
     ends_in_content: bool = False
     thoughts: Thoughts | None = None
-    kind_after_thoughts: GrammarKind | None = None
     thought_limit: ThoughtLimit | None = None
     return_logprob: bool = False
     logprob_start_len: int = -1

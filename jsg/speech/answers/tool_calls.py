@@ -14,7 +14,7 @@ from typing import Protocol, final
 from jsg.constrained.call_styles import ArgumentTypes
 from jsg.processing.growing_text import GrowingText
 from jsg.processing.stop_strings import StopMatcher
-from jsg.speech.answers.call_reader import BodyReader, HeadedReader, reader_of
+from jsg.speech.answers.call_reader import CallReader
 from jsg.speech.answers.json_scanner import ScanStep
 from jsg.speech.answers.thoughts import MARKER_TOKENS
 from jsg.speech.dialects import DIALECTS, Dialect
@@ -169,7 +169,7 @@ class ToolCallParser:
         """
         self._dialect = dialect
         known = None if names is None else frozenset(names)
-        self._new_reader = functools.partial(reader_of, dialect, known, types or {})
+        self._new_reader = functools.partial(CallReader, dialect, known, types or {})
         self._streams = streams_arguments
         self._openings = dialect.openings(sorted(names or ()))
         marks = (*self._openings, *dialect.markers)
@@ -480,17 +480,17 @@ class _Report:
         if shown := self.gap.push(text):
             self._deltas.append(ContentDelta(shown))
 
-    def begin(self, reader: BodyReader) -> None:
+    def begin(self, reader: CallReader) -> None:
         """Reports that a call has begun."""
         self.gap.drop()
-        call_id = reader.call_id if isinstance(reader, HeadedReader) else None
+        call_id = reader.call_id
         if call_id is None or call_id in self._ids:
             call_id = self._new_id(self.num_calls)
         self._ids.add(call_id)
         self._deltas.append(CallDelta(self.num_calls, call_id, reader.name, ""))
         self.num_calls += 1
 
-    def fragment(self, reader: BodyReader) -> None:
+    def fragment(self, reader: CallReader) -> None:
         """Reports more of the arguments of the last call."""
         if fragment := reader.take_fragment():
             self._deltas.append(CallDelta(self.num_calls - 1, None, None, fragment))

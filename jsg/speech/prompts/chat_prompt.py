@@ -32,10 +32,11 @@ from jsg.processing.snapshot_points import (
     with_marks,
 )
 from jsg.processing.tokenizer import Tokenizer
-from jsg.prompt_ids import PromptIds
+from jsg.prompt_ids import GrowingIds, PromptIds
 from jsg.speech.prompts.chat_template import ChatTemplate
 from jsg.speech.prompts.client_text import Guard, Marks, Stretch, encode_stretches
 from jsg.speech.prompts.encode_parts import EncodedPrompt
+from jsg.speech.prompts.kept_tokens import KeptTokens
 
 MAX_TEMPLATE_KWARGS = 32
 MAX_TEMPLATE_KWARG_CHARS = 4096
@@ -80,6 +81,7 @@ class ChatPrompt:
         self.template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
+        self._kept = KeptTokens(tokenizer)
         self._endings: dict[Hashable, tuple[str, str] | None] | None = {} if caches_states else None
 
     def encode(self, messages: Sequence[Message], **options: Any) -> tuple[int, ...] | PromptIds:
@@ -97,6 +99,7 @@ class ChatPrompt:
         answers: Mapping[int, Sequence[int]] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         names_points: bool = True,
+        namespace: str = "",
     ) -> EncodedPrompt:
         """The prompt of a conversation.
 
@@ -114,6 +117,7 @@ class ChatPrompt:
                 prompt gets these tokens as they are where the template does not change the content.
             tools: The tools that the model may call, for the template; the texts in them are the client's too.
             names_points: It says where a snapshot is worth keeping, if any are kept. Who only counts needs no points.
+            namespace: That of the prefix cache in which the prompt is; its long texts are kept for this one only.
 
         Raises:
             RequestError: The template does not take the messages, or leaves out or repeats a picture; or a variable of
@@ -134,7 +138,7 @@ class ChatPrompt:
         rendered = render(marked)
         if continue_final_message:
             rendered = _until_end(rendered, marks)
-        encoded = self._encoded(rendered, exact, marks, media)
+        encoded = self._encoded(rendered, exact, marks, media, namespace)
         if self._endings is not None and names_points:
             kind = is_prompt, tools is None, repr(template_kwargs)
             end = marks.mark(_END) if continue_final_message else None
@@ -151,6 +155,7 @@ class ChatPrompt:
         *,
         media: Sequence[PromptMedia] = (),
         template_kwargs: Mapping[str, Any] | None = None,
+        namespace: str = "",
     ) -> tuple[EncodedPrompt, str]:
         """The prompt of a conversation up to the end of its last content, and what the template writes after that.
 
@@ -166,12 +171,12 @@ class ChatPrompt:
         rendered = self._render(marked, guard, template_kwargs or {}, None, is_prompt=True)
         before, _, after = rendered.partition(mark)
         if mark not in rendered or guard.marks.split(after)[1]:
-            raise RequestError(
-                "messages must stand in the prompt in their order, the last one once and unchanged, but the model's "
+            raise RequestError.of(
+                "messages",
+                "must stand in the prompt in their order, the last one once and unchanged, but the model's "
                 "chat template writes them otherwise; send them as one message of the user",
-                param="messages",
             )
-        return self._encoded(before, {}, guard.marks, media), after
+        return self._encoded(before, {}, guard.marks, media, namespace), after
 
     def _render(
         self,
@@ -190,9 +195,14 @@ class ChatPrompt:
         )
 
     def _encoded(
-        self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: Marks, media: Sequence[PromptMedia]
+        self,
+        rendered: str,
+        exact: Mapping[int, tuple[str, Sequence[int]]],
+        marks: Marks,
+        media: Sequence[PromptMedia],
+        namespace: str,
     ) -> EncodedPrompt:
-        ids, places = self._with_bos(*self._encode_pieces(rendered, exact, marks))
+        ids, places = self._with_bos(*self._encode_pieces(rendered, exact, marks, namespace))
         input_ids, inputs = fill_placeholders(ids, places, media, "messages", self.max_tokens)
         return EncodedPrompt(input_ids=input_ids, media=inputs)
 
@@ -245,7 +255,7 @@ class ChatPrompt:
                 )
         return places
 
-    def _with_bos(self, ids: list[int], places: list[int]) -> tuple[list[int], list[int]]:
+    def _with_bos(self, ids: Sequence[int], places: list[int]) -> tuple[Sequence[int], list[int]]:
         """A prompt and the indices of its placeholders; for a model that sees, BOS is put in front if it is missing.
 
         Hugging Face's processors encode a rendered template like any text, with BOS, and their templates rely on that.
@@ -295,36 +305,36 @@ class ChatPrompt:
         return exact
 
     def _encode_pieces(
-        self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: Marks
-    ) -> tuple[list[int], list[int]]:
+        self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: Marks, namespace: str
+    ) -> tuple[Sequence[int], list[int]]:
         """The tokens, and the indices of the placeholders that the template wrote."""
         for number, (content, _) in exact.items():
             if rendered.count(marks.mark(number)) != 2 or marks.around(number, content) not in rendered:
                 rendered = rendered.replace(marks.mark(number), "")  # the template cuts or repeats it: encode its text
         pieces, numbers = marks.split(rendered)
         if numbers[::2] != numbers[1::2]:
-            raise RequestError(
-                "messages must not contain the text of special tokens if the model's chat template splits contents, "
+            raise RequestError.of(
+                "messages",
+                "must not contain the text of special tokens if the model's chat template splits contents, "
                 "but they do; leave this text out",
-                param="messages",
             )
-        ids: list[int] = []
+        ids, last_id, limit = GrowingIds(), None, self.max_tokens
         places: list[int] = []
         for index, piece in enumerate(pieces):
-            is_template = index % 2 == 0
-            if not is_template and numbers[index] in exact:
-                ids += exact[numbers[index]][1]
+            if index % 2 == 0:
+                continues = last_id is not None and last_id not in self._tokenizer.special_ids
+                found = self._kept.encode(piece, namespace, continues=continues, max_tokens=limit)
+                if self._placeholder_ids:
+                    places += [len(ids) + i for i, token in enumerate(found) if token in self._placeholder_ids]
+            elif numbers[index] in exact:
+                found = exact[numbers[index]][1]
             else:
-                start = len(ids)
-                stretch = Stretch(piece, is_markup=is_template)
-                last_id = ids[-1] if ids else None
-                ids += encode_stretches(
-                    self._tokenizer, [stretch], param="messages", last_id=last_id, max_tokens=self.max_tokens
-                )
-                if is_template and self._placeholder_ids:
-                    places += [i for i in range(start, len(ids)) if ids[i] in self._placeholder_ids]
-            check_prompt_len(len(ids), self.max_tokens, "messages")
-        return ids, places
+                words = [Stretch(piece, is_markup=False)]
+                found = encode_stretches(self._tokenizer, words, param="messages", last_id=last_id, max_tokens=limit)
+            ids.add(found)
+            last_id = found[-1] if found else last_id
+            check_prompt_len(len(ids), limit, "messages")
+        return ids.whole(), places
 
 
 def _ends_in_content(
@@ -389,10 +399,10 @@ def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:
     final_message = marked[-1] if marked else {}
     is_text = isinstance(final_message.get("content"), str) and not final_message.get("tool_calls")
     if final_message.get("role") != "assistant" or not is_text:
-        raise RequestError(
-            "messages must end with a text of the assistant if the answer continues it, but do not; add such a "
+        raise RequestError.of(
+            "messages",
+            "must end with a text of the assistant if the answer continues it, but do not; add such a "
             "message, or ask for a new one",
-            param="messages",
         )
     final_message["content"] += marks.mark(_END)
 
@@ -400,10 +410,10 @@ def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:
 def _until_end(rendered: str, marks: Marks) -> str:
     kept, found, _ = rendered.rpartition(marks.mark(_END))
     if not found or marks.mark(_END) in kept:
-        raise RequestError(
-            "messages must not end with a text to continue, because the model's chat template does not write it once "
+        raise RequestError.of(
+            "messages",
+            "must not end with a text to continue, because the model's chat template does not write it once "
             "and unchanged; end with a message of the user",
-            param="messages",
         )
     return kept
 

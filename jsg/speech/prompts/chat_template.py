@@ -77,10 +77,10 @@ class ChatTemplate:
             reason = str(error)
         except RecursionError:
             reason = "the messages or the template's macros are nested too deeply"
-        raise RequestError(
-            f"messages must fit the chat template of the model, but it says {quote(reason)}; change roles or contents "
+        raise RequestError.of(
+            "messages",
+            f"must fit the chat template of the model, but it says {quote(reason)}; change roles or contents "
             "so that they do",
-            param="messages",
         )
 
     def _rendered(self, given: dict[str, Any]) -> str:
@@ -221,7 +221,7 @@ def _as_object(arguments: Any) -> Any:
 def _copy_json(value: Any) -> Any:
     """A copy in plain JSON types, so that a template gets no object with methods of its own."""
     match value:
-        case None | bool() | int() | float() | str():
+        case str() | None | bool() | int() | float():
             return value
         case dict():
             return {_copy_json(key): _copy_json(item) for key, item in value.items()}

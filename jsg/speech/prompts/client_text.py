@@ -136,14 +136,12 @@ class Guard:
         """A copy of a JSON value with the text of special tokens between marks, at any depth and in keys too."""
         if self._pattern is None:
             return value
-        match value:
-            case str():
-                return self._pattern.sub(lambda match: self.marks.around(self.WORDS, match[0]), value)
-            case dict():
-                return {self.json(key): self.json(item) for key, item in value.items()}
-            case list() | tuple():
-                return [self.json(item) for item in value]
-        return value
+        if isinstance(value, str):
+            is_plain = self._pattern.search(value) is None
+            return value if is_plain else self._pattern.sub(lambda m: self.marks.around(self.WORDS, m[0]), value)
+        if isinstance(value, dict):
+            return {self.json(key): self.json(item) for key, item in value.items()}
+        return [self.json(item) for item in value] if isinstance(value, list | tuple) else value
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a message with the text of special tokens between marks.

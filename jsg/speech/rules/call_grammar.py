@@ -8,11 +8,9 @@ from typing import Any, Literal, final
 from jsg.errors import GrammarError
 from jsg.speech.dialects import Dialect, Piece, Slot
 from jsg.speech.rules.styled_calls import styled_call
-from jsg.types import AdditionalProperties, GrammarSpec, PropertyOrder, Whitespace
+from jsg.types import GrammarSpec
 
 Format = dict[str, Any]
-
-_PARAM = "tools"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,74 +21,55 @@ class Tool:
         name: Its name.
         parameters: JSON Schema of its arguments, which are an object; None takes any object.
         is_strict: Whether a schema that cannot be enforced is an error; otherwise the arguments are then any object.
+        field: The field in which the client wrote the schema.
     """
 
     name: str
     parameters: Mapping[str, Any] | bool | None = None
     is_strict: bool = True
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NamedTool:
-    """The choice of one tool, which the model must call."""
-
-    name: str
-
-
-ToolChoice = Literal["auto", "required", "none"] | NamedTool
+    field: str | None = None
 
 
 def tools_to_structural_tag(
     tools: Sequence[Tool],
-    tool_choice: ToolChoice,
+    tool_choice: Literal["auto", "required"],
     dialect: Dialect,
     *,
     parallel: bool = True,
     special_tokens: Collection[str] = (),
-    form: Format | None = None,
-    whitespace: Whitespace = "fixed",
-    property_order: PropertyOrder = "declared",
-    additional_properties: AdditionalProperties = "closed",
-) -> GrammarSpec | None:
-    """The grammar of an answer that may, or must, call tools; None where it may not call any.
+    form: Mapping[str, Any] | None = None,
+) -> GrammarSpec:
+    """The grammar of an answer that may, or must, call tools.
 
     With "auto" the answer is free text with calls in it, and whatever begins like a call must be one. With "required"
-    it is calls and nothing else, at least one; with a named tool exactly one call of that. If the text of an answer
-    must have a form, "auto" means calls and nothing else, or the form and nothing else.
+    it is calls and nothing else, at least one. If the text of an answer must have a form, "auto" means calls and
+    nothing else, or the form and nothing else.
 
     Args:
-        tools: The tools that may be called.
-        tool_choice: The choice of the client.
+        tools: The tools that may be called, at least one. Each has its own name.
+        tool_choice: Whether there must be a call.
         dialect: How the model writes a call.
         parallel: An answer may have several calls; after the only one nothing follows.
         special_tokens: Written forms of the tokenizer's special tokens. A marker of the dialect that is among them
             is written as a special token, not as text.
         form: The form of an answer without calls, as a format of a structural tag; None for free text.
-        whitespace: The whitespace in the arguments.
-        property_order: The order of the properties in the arguments.
-        additional_properties: Whether arguments may have members that no schema declares; see `GrammarSpec`.
 
     Raises:
-        GrammarError: The named tool is not among the tools, two have one name, or arguments could not be an object.
+        GrammarError: Arguments could not be an object.
     """
-    _check_names(tools, tool_choice)
-    if tool_choice == "none" or not tools:
-        return None
-    if isinstance(tool_choice, NamedTool):
-        tools = [tool for tool in tools if tool.name == tool_choice.name]
-        parallel = False
     writer = _Writer(tools, dialect, frozenset(special_tokens), parallel)
-    if tool_choice != "auto":
+    if tool_choice == "required":
         answer = writer.calls()
     elif form is None:
         answer = writer.text_or_calls()
     else:
         answer = {"type": "or", "elements": [writer.calls(), writer.text(form)]}
-    text = _as_tag(answer)
-    return GrammarSpec("structural_tag", text, whitespace, property_order, additional_properties)
+    return GrammarSpec("structural_tag", _as_tag(answer))
 
 
-def form_to_structural_tag(form: Format, dialect: Dialect, special_tokens: Collection[str] = ()) -> GrammarSpec:
+def form_to_structural_tag(
+    form: Mapping[str, Any], dialect: Dialect, special_tokens: Collection[str] = ()
+) -> GrammarSpec:
     """The grammar of an answer without tools whose text has a form, with the header that the dialect puts before it."""
     return GrammarSpec("structural_tag", _as_tag(_Writer([], dialect, frozenset(special_tokens), False).text(form)))
 
@@ -111,9 +90,9 @@ class _Writer:
         self._ends_answer = bool(dialect.messages and self._special) and dialect.call[-1] not in self._special
         self._parallel = parallel and not self._ends_answer
 
-    def text(self, form: Format | None = None) -> Format:
+    def text(self, form: Mapping[str, Any] | None = None) -> Format:
         """A text that ends an answer; without a form it is free."""
-        text = form or {"type": "any_text", "excludes": list(self._dialect.markers)}
+        text = dict(form) if form else {"type": "any_text", "excludes": list(self._dialect.markers)}
         if self._dialect.messages is None:
             return text
         return _sequence(*self._start(), *self._written(self._dialect.messages.last), text)
@@ -230,7 +209,10 @@ class _Writer:
                 found.append({"type": "optional", "content": _sequence(*marked[0], marked[1])})
             else:
                 assert tool is not None, "only a call has slots for a tool"
-                found += {Slot.NAME: _name, Slot.ARGUMENTS: _arguments, Slot.BODY: self._body}[piece](tool)
+                if piece is Slot.BODY:
+                    found += self._body(tool)
+                else:
+                    found.append(tool.name if piece is Slot.NAME else _arguments(tool))
         return found
 
     def _spellings(self, text: str) -> list[str | Format]:
@@ -240,18 +222,15 @@ class _Writer:
     def _body(self, tool: Tool) -> list[str | Format]:
         style = self._dialect.call_style
         if style is not None:
-            return styled_call(tool.name, _object_schema(tool), style, self._special, is_strict=tool.is_strict)
+            return styled_call(tool.name, _arguments(tool), style, self._special)
         name = json.dumps(tool.name, ensure_ascii=False)
-        return [f'{{"name": {name}, "{self._dialect.arguments_key}": ', *_arguments(tool), "}"]
+        return [f'{{"name": {name}, "{self._dialect.arguments_key}": ', _arguments(tool), "}"]
 
 
-def _name(tool: Tool) -> list[str | Format]:
-    return [tool.name]
-
-
-def _arguments(tool: Tool) -> list[str | Format]:
-    body: Format = {"type": "json_schema", "json_schema": _object_schema(tool)}
-    return [body if tool.is_strict else body | {"or_any_object": True}]
+def _arguments(tool: Tool) -> Format:
+    lenient = {} if tool.is_strict else {"or_any_object": True}
+    field = {} if tool.field is None else {"field": tool.field}
+    return {"type": "json_schema", "json_schema": _object_schema(tool), **lenient, **field}
 
 
 def _token(text: str) -> Format:
@@ -303,20 +282,6 @@ def _object_schema(tool: Tool) -> Mapping[str, Any]:
     raise GrammarError(
         f"the parameters of a tool must be a JSON Schema of an object, but those of {tool.name[:60]!r} are not; "
         'give them "type": "object"',
-        _PARAM,
+        "tools",
+        tool.field,
     )
-
-
-def _check_names(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
-    names = [tool.name for tool in tools]
-    if len(set(names)) != len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise GrammarError(f"each tool must have its own name, but two are called {twice[:60]!r}; rename one", _PARAM)
-    if isinstance(tool_choice, NamedTool) and tool_choice.name not in names:
-        raise GrammarError(
-            f"tool_choice must name one of the tools, but got {tool_choice.name[:60]!r}; name one of "
-            f"{', '.join(names)[:200] or 'them (there are none)'}",
-            "tool_choice",
-        )
-    if tool_choice == "required" and not tools:
-        raise GrammarError("tool_choice required needs tools, but there are none; send some", "tool_choice")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jsg.constrained.call_styles import LITERAL_MARKS, XML_MARKS, CallStyle, is_plain_name
+from jsg.constrained.call_styles import CALL_MARKS, CallStyle, is_plain_name
 from jsg.errors import GrammarError
 
 Format = dict[str, Any]
@@ -13,21 +13,19 @@ Format = dict[str, Any]
 
 def styled_call(
     name: str,
-    schema: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     style: CallStyle,
     special_tokens: Collection[str] = (),
-    *,
-    is_strict: bool = True,
 ) -> list[str | Format]:
     """A call of one tool, from its name to the end of its arguments, as texts and formats one after the other.
 
     Args:
         name: The tool.
-        schema: JSON Schema of its arguments, an object. The reader must get the types of the same schema.
+        arguments: The format of type `json_schema` of its arguments, which are an object. The reader must get the
+            types of the same schema.
         style: How the model writes the call.
         special_tokens: Written forms of the tokenizer's special tokens. Those in marks of the style are written as
             special tokens, not as text.
-        is_strict: Whether a schema that cannot be enforced is an error; otherwise the arguments are then any object.
 
     Raises:
         GrammarError: The style cannot write the name.
@@ -38,14 +36,10 @@ def styled_call(
             f"in which this model writes calls, but got {name[:60]!r}; rename the tool",
             "tools",
         )
-    marks = XML_MARKS.get(style) or LITERAL_MARKS[style]
+    marks = CALL_MARKS[style]
     special = _special_in(dataclasses.astuple(marks), special_tokens)
-    arguments: Format = {"type": "json_schema", "json_schema": schema, "style": style}
-    if special:
-        arguments["special_tokens"] = special
-    if not is_strict:
-        arguments["or_any_object"] = True
-    return [*_pieces(name.join(marks.name), special), arguments, *_pieces(marks.end, special)]
+    styled: Format = {**arguments, "style": style, **({"special_tokens": special} if special else {})}
+    return [*_pieces(name.join(marks.name), special), styled, *_pieces(marks.end, special)]
 
 
 def _special_in(marks: tuple[Any, ...], special_tokens: Collection[str]) -> list[str]:

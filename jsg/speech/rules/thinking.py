@@ -94,11 +94,8 @@ class ThoughtForm:
 
     def grammar(self, grammar: GrammarSpec | None, phase: Phase) -> GrammarSpec:
         """The grammar of a whole output, thoughts included, of the grammar of its answer."""
-        marks = self.markers
         is_inside = phase is Phase.INSIDE
-        return after_thoughts(
-            grammar, marks.begin, marks.end, marks.gap, marks.header, is_inside=is_inside, special_tokens=self.special
-        )
+        return after_thoughts(grammar, self.markers, is_inside=is_inside, special_tokens=self.special)
 
 
 @final
@@ -163,13 +160,13 @@ def think(
             why = NO_THOUGHTS if form is None else _NO_BUDGET if may_begin else _CONTINUED
             pass_over(wish.budget_field, why)
         return prompt
-    sampling, kind, has_gap = prompt.sampling, None, False
+    sampling, has_gap = prompt.sampling, False
     if isinstance(sampling.grammar, GrammarSpec) or wish.budget is not None:
         assert not isinstance(sampling.grammar, str), "only the engine knows a grammar by its key"
         given = sampling.grammar
         if given is not None:
             check_names(given, form.special)
-            kind, has_gap = given.kind, not is_free_text(given)
+            has_gap = not is_free_text(given)
         sampling = dataclasses.replace(sampling, grammar=form.grammar(given, phase))
     if form.keeps_special or not wish.is_split:
         sampling = dataclasses.replace(sampling, skip_special_tokens=False)
@@ -178,7 +175,6 @@ def think(
         sampling=sampling,
         thoughts=form.thoughts(phase, has_gap=has_gap, is_split=wish.is_split),
         thought_limit=None if wish.budget is None else form.limit(phase, wish.budget),
-        kind_after_thoughts=kind,
     )
 
 

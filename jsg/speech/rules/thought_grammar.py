@@ -1,28 +1,23 @@
 """Puts the thoughts of a model in front of a grammar, which then governs what follows them."""
 
-import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jsg.constrained.special_tokens import special_bytes
-from jsg.errors import GrammarError
-from jsg.types import GrammarKind, GrammarSpec
+from jsg.speech.answers.thoughts import MARKER_TOKENS, Markers
+from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
 
 Format = dict[str, Any]
 
-_INSIDE = "the structural tag.format.elements[1]: "  # begins errors about the grammar after thoughts
 _FREE = ("any_text", "triggered_tags", "token_triggered_tags", "dispatch")
 
 
 def after_thoughts(
     grammar: GrammarSpec | None,
-    begin: str,
-    end: str,
-    gap: str,
-    header: str = "",
+    markers: Markers,
     *,
     is_inside: bool,
     special_tokens: Collection[str],
@@ -32,10 +27,8 @@ def after_thoughts(
 
     Args:
         grammar: The grammar of the answer; None where the answer may have any tokens.
-        begin: The marker that opens the thoughts, after any white space. Without it the output has none.
-        end: The marker that closes them.
-        gap: The text between `end` and the answer, unless the answer may begin with any text.
-        header: The text before an answer without thoughts.
+        markers: What encloses the thoughts. White space may come before the first one; without it the output has none.
+            Their gap is left out if the answer may begin with any text.
         is_inside: Whether the prompt has opened the thoughts, so that they are not optional and have no `begin`.
         special_tokens: Written forms of the tokenizer's special tokens. A marker, or a part of one, that is among them
             is written as a special token.
@@ -45,20 +38,20 @@ def after_thoughts(
     def parts(text: str) -> list[Format]:
         return _parts(text, special_tokens, is_sure=is_sure)
 
-    first, *others = parts(end)
+    first, *others = parts(markers.end)
     choices = first["elements"] if first["type"] == "or" else [first]
     close = [each["value"] if each["type"] == "const_string" else each for each in choices]
     is_free = grammar is None or is_free_text(grammar)
     thoughts = [
         {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": close},
         *others,
-        *([] if is_free else parts(gap)),
+        *([] if is_free else parts(markers.gap)),
     ]
     if is_inside:
         lead = _sequence(thoughts)
     else:
-        thoughts = _sequence([{"type": "regex", "pattern": r"[ \t\r\n]{0,4}"}, *parts(begin), *thoughts])
-        without = [] if is_free else parts(header)
+        thoughts = _sequence([{"type": "regex", "pattern": r"[ \t\r\n]{0,4}"}, *parts(markers.begin), *thoughts])
+        without = [] if is_free else parts(markers.header)
         either = {"type": "or", "elements": [thoughts, _sequence(without)]}
         lead = either if without else {"type": "optional", "content": thoughts}
     answer: Format = {"type": "any_text", "special_tokens": True}
@@ -69,6 +62,22 @@ def after_thoughts(
     if grammar is None:
         return GrammarSpec("structural_tag", text)
     return dataclasses.replace(grammar, kind="structural_tag", text=text)
+
+
+def behind_thoughts(sampling: Mapping[str, Any], markers: Markers) -> dict[str, Any]:
+    """The fields of `SamplingParams` of an output that may begin with thoughts, of those of the answer behind them.
+
+    It is for programs, which name the markers and know neither the model nor where its prompt ends. Special tokens stay
+    in the text, because the markers may be some.
+    """
+    names = (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)
+    others = {"skip_special_tokens": False} | {name: sampling[name] for name in sampling if name not in names}
+    grammar = SamplingParams.from_dict({name: sampling[name] for name in names if name in sampling}).grammar
+    if not isinstance(grammar, GrammarSpec):
+        return others
+    is_inside = markers.starts_inside
+    whole = after_thoughts(grammar, markers, is_inside=is_inside, special_tokens=MARKER_TOKENS, is_sure=False)
+    return others | {name: sampling[name] for name in GRAMMAR_OPTIONS if name in sampling} | {whole.kind: whole.text}
 
 
 def is_free_text(grammar: GrammarSpec) -> bool:
@@ -85,66 +94,12 @@ def is_free_text(grammar: GrammarSpec) -> bool:
     return form.get("type") in _FREE and not form.get("at_least_one")
 
 
-@contextlib.contextmanager
-def without_thoughts(kind: GrammarKind | None) -> Iterator[None]:
-    """A GrammarError about a grammar of `after_thoughts`, raised inside, speaks of the grammar that it was made of.
-
-    `kind` is the kind of that one; None where there are no thoughts before it.
-    """
-    try:
-        yield
-    except GrammarError as error:
-        if kind is not None and str(error).startswith(_INSIDE):
-            error.args, error.param = (str(error).removeprefix(_INSIDE),), kind
-        raise
-
-
 def marker_bytes(marker: str, special_tokens: Collection[str]) -> bytes:
     """A marker as a grammar reads it, with its special tokens."""
     parts = _parts(marker, special_tokens, is_sure=True)
     return b"".join(
         part["value"].encode() if part["type"] == "const_string" else special_bytes(part["token"]) for part in parts
     )
-
-
-def format_of(kind: str, value: Any, field: str) -> Format:
-    """A grammar as a format of a structural tag.
-
-    Args:
-        kind: Its kind, one of `GRAMMAR_FIELDS`.
-        value: Its text where it is a regular expression or EBNF, otherwise its JSON value.
-        field: The field in which the client wrote it, for errors.
-    """
-    match kind:
-        case "json_schema":
-            return {"type": "json_schema", "json_schema": value}
-        case "regex":
-            return {"type": "regex", "pattern": value}
-        case "ebnf":
-            return {"type": "grammar", "grammar": value}
-        case "choices":
-            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in value]}
-        case _:
-            return _format_of_tag(value, field)
-
-
-def _format_of_tag(tag: Any, field: str) -> Format:
-    """The format of a structural tag of either form."""
-    if isinstance(tag, dict) and isinstance(tag.get("format"), dict):
-        return tag["format"]
-    structures = tag.get("structures") if isinstance(tag, dict) else None
-    if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
-        raise GrammarError(f"{field} must have a format or structures, but has neither; add one", field)
-    tags = [
-        {
-            "type": "tag",
-            "begin": each.get("begin", ""),
-            "content": {"type": "json_schema", "json_schema": each.get("schema", True)},
-            "end": each.get("end", ""),
-        }
-        for each in structures
-    ]
-    return {"type": "triggered_tags", "triggers": tag.get("triggers", []), "tags": tags}
 
 
 def _sequence(elements: list[Format]) -> Format:

@@ -4,15 +4,12 @@ This module serves every API. Each API makes a `ToolUse` of its own fields, and 
 answer in its own form. A dialect is how a model writes calls in text; `jsg.speech.dialects` has the dialects.
 """
 
-import contextlib
 import dataclasses
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from jsg.constrained.call_styles import XML_MARKS, ArgumentTypes
-from jsg.errors import GrammarError, RequestError
+from jsg.errors import FieldName, RequestError
 from jsg.speech.answers.parts_reader import CallForm
 from jsg.speech.dialects import Dialect
 from jsg.speech.prompts.chat_template import ChatTemplate
@@ -22,10 +19,9 @@ from jsg.types import GrammarSpec
 
 MAX_TOOLS = 128
 
-_FORM = ".format.elements[1]"  # where the form is in the structural tag of calls or a form
-_PLACE = re.compile(r"the structural tag((?:\.\w+|\[\d+\])+): (.*)", re.DOTALL)  # begins the compiler's messages
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+_TOOLS, _CHOICE = FieldName("tools"), FieldName("tool_choice")
 
 
 @final
@@ -79,20 +75,6 @@ class Choice:
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class TextForm:
-    """The form of an answer's text.
-
-    Attributes:
-        field: The field in which the client asked for it.
-        format: A format of a structural tag.
-    """
-
-    field: str
-    format: Mapping[str, Any]
-
-
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
 class Speech:
     """How a model writes.
 
@@ -128,7 +110,7 @@ class ToolUse:
         is_parallel: Whether the answer may have several calls.
         dialect: How calls are written.
         special: The markers of calls that are special tokens of the model.
-        form: The form of an answer without calls; None for free text.
+        form: The form of an answer without calls, as a format of a structural tag; None for free text.
     """
 
     shown: Sequence[Mapping[str, Any]] | None
@@ -137,11 +119,11 @@ class ToolUse:
     is_parallel: bool
     dialect: Dialect
     special: frozenset[str]
-    form: TextForm | None = None
+    form: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
-        cls, tools: Sequence[Tool], choice: Choice, speech: Speech, form: TextForm | None = None
+        cls, tools: Sequence[Tool], choice: Choice, speech: Speech, form: Mapping[str, Any] | None = None
     ) -> "ToolUse | None":
         """How a model uses these tools, in an answer whose text may have to have a form; None for a plain text.
 
@@ -151,9 +133,8 @@ class ToolUse:
         _check_names([tool.name for tool in tools], choice.names)
         if choice.mode == "none" or not tools:
             if choice.mode == "required" or choice.names is not None:
-                raise RequestError(
-                    "tool_choice needs tools, but the request has none; send some, or leave it out", "tool_choice"
-                )
+                rule = (" needs ", _TOOLS, ", but the request has none; send some, or leave it out")
+                raise RequestError((_CHOICE, *rule), "tool_choice")
             if speech.dialect is None or speech.dialect.messages is None:
                 return None
             return cls(None, (), False, False, speech.dialect, speech.special, form)
@@ -190,78 +171,39 @@ class ToolUse:
         """Whether special tokens mark calls, so that the text of an answer must keep its special tokens."""
         return not self.special.isdisjoint(self.dialect.markers)
 
-    @contextlib.contextmanager
-    def naming(self) -> Iterator[None]:
-        """A GrammarError that is raised inside names the faulty tool or form, where it can be found."""
-        try:
-            yield
-        except GrammarError as error:
-            found = _PLACE.match(str(error))
-            if found is not None and self.form is not None and (not self.callable or found[1].startswith(_FORM)):
-                error.args, error.param = (found[2],), self.form.field
-                raise
-            spec = self.grammar()
-            schema = None if found is None or spec is None else _schema_at(json.loads(spec.text), found[1])
-            for tool in self.callable:
-                if found is not None and schema == {**tool.schema, "type": "object"}:
-                    error.args, error.param = (found[2],), tool.field
-                    break
-            raise
-
     def grammar(self) -> GrammarSpec | None:
         """The grammar of the whole text of an answer: calls, and where none is required free text or the form.
 
         None for free text without calls.
         """
         if not self.callable:
-            form = None if self.form is None else dict(self.form.format)
+            form = self.form
             return None if form is None else tool_grammars.form_to_structural_tag(form, self.dialect, self.special)
         return tool_grammars.tools_to_structural_tag(
-            [tool_grammars.Tool(tool.name, tool.schema, tool.is_strict) for tool in self.callable],
+            [tool_grammars.Tool(tool.name, tool.schema, tool.is_strict, tool.field) for tool in self.callable],
             "required" if self.is_required else "auto",
             self.dialect,
             parallel=self.is_parallel,
             special_tokens=self.special,
-            form=None if self.form is None else dict(self.form.format),
+            form=self.form,
         )
-
-
-def _schema_at(tag: Any, place: str) -> Any:
-    """The innermost JSON Schema around a place in a structural tag; None where there is none."""
-    schema = None
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
-        try:
-            tag = tag[name] if name else tag[int(index)]
-        except (LookupError, TypeError):
-            return None
-        if isinstance(tag, dict):
-            schema = tag.get("json_schema", schema)
-    return schema
-
-
-def naming(tools: ToolUse | None) -> contextlib.AbstractContextManager[None]:
-    """`ToolUse.naming` where there are tools."""
-    return contextlib.nullcontext() if tools is None else tools.naming()
 
 
 def _check_names(tools: Sequence[str], chosen: Sequence[str] | None) -> None:
     if len(tools) > MAX_TOOLS:
         raise RequestError(
-            f"a request may have at most {MAX_TOOLS} tools, but has {len(tools)}; leave some out", param="tools"
+            (f"a request may have at most {MAX_TOOLS} ", _TOOLS, f", but has {len(tools)}; leave some out"), "tools"
         )
     for name in tools:
         if tools.count(name) > 1:
-            raise RequestError(f"each of the tools must have its own name, but two are {name!r}; rename one", "tools")
+            rule = ("each of the ", _TOOLS, f" must have its own name, but two are {name!r}; rename one")
+            raise RequestError(rule, "tools")
     for name in chosen or ():
         if name not in tools:
-            raise RequestError(
-                f"tool_choice must name tools of the request, but {name[:100]!r} is none of them; correct it",
-                param="tool_choice",
-            )
+            wrong = f" of the request, but {name[:100]!r} is none of them; correct it"
+            raise RequestError((_CHOICE, " must name ", _TOOLS, wrong), "tool_choice")
 
 
 def _not_for_this_model(reason: str) -> RequestError:
-    return RequestError(
-        f"this model cannot call tools: {reason}; leave tools out, or serve a model that was trained to call tools",
-        param="tools",
-    )
+    remedy = (f": {reason}; leave ", _TOOLS, " out, or serve a model that was trained to call ", _TOOLS)
+    return RequestError(("this model cannot call ", _TOOLS, *remedy), "tools")

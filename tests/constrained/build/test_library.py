@@ -55,8 +55,7 @@ def test_a_selection_of_a_library_is_built_once(monkeypatch):
     grammars = [schema_grammar(json.dumps({"properties": {name: {"type": "string"}}})) for name in ("a", "bb", "a")]
     first, other, again = map(build, grammars)
     size = min(len(first.positions), len(other.positions)) // 2
-    assert (first.positions[:size] == other.positions[:size]).all()
-    assert first.to_bytes() == again.to_bytes()
+    assert (first.positions[:size] == other.positions[:size]).all() and first.to_bytes() == again.to_bytes()
     built = []
     monkeypatch.setattr(builder._Builder, "taken", lambda *_: built.append(1))
     build(schema_grammar('{"properties": {"c": {"type": "string"}}}'))

@@ -90,11 +90,9 @@ def test_utf8_holds_nothing_that_is_no_utf8():
 
 
 def test_utf8_is_small():
-    assert positions(utf8(charset.UNIVERSE)) <= 17
-    assert positions(utf8(((0, 0x7F),))) == 1
+    assert positions(utf8(charset.UNIVERSE)) <= 17 and positions(utf8(((0, 0x7F),))) == 1
     assert positions(utf8(((0x4E00, 0x9FFF),))) <= 8
-    assert utf8(charset.of("é")) == Literal("é".encode())
-    assert utf8(charset.NONE) == NEVER
+    assert utf8(charset.of("é")) == Literal("é".encode()) and utf8(charset.NONE) == NEVER
 
 
 def test_lower_joins_literals_and_gathers_words():
@@ -109,8 +107,7 @@ def test_lower_joins_literals_and_gathers_words():
 def test_lower_reaches_every_kind_of_expression():
     a, never = Chars(charset.of("a")), Chars(charset.NONE)
     assert lower(Repeat(a, 2, 5, a)) == Repeat(Literal(b"a"), 2, 5, Literal(b"a"))
-    assert lower(Repeat(never, 0, 3)) == EMPTY
-    assert lower(Repeat(never, 1, 3)) == NEVER
+    assert lower(Repeat(never, 0, 3)) == EMPTY and lower(Repeat(never, 1, 3)) == NEVER
     assert lower(Seq((a, never))) == NEVER
     assert lower(Bag((BagItem(a, is_once=True),), a, 1, 2)) == Bag(
         (BagItem(Literal(b"a"), is_once=True),), Literal(b"a"), 1, 2
@@ -128,6 +125,5 @@ def test_lower_uses_the_encoding_and_keeps_shared_parts_shared():
 
     shared = Repeat(Chars(charset.of("a")), 0, None)
     lowered = lower(Seq((shared, Literal(b"-"), shared)), encode)
-    assert lowered.parts[0] is lowered.parts[2]
-    assert lowered.parts[0].item == Literal(b"<a>")
+    assert lowered.parts[0] is lowered.parts[2] and lowered.parts[0].item == Literal(b"<a>")
     assert len(calls) == 1

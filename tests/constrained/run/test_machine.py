@@ -110,11 +110,9 @@ def test_counts_at_their_limits(item, low, high, separator):
 def test_counts_inside_counts():
     machine = machine_of(ir.Repeat(ir.Repeat(ir.Literal(b"x"), 300, 300), 300, 300))
     config = machine.advance(machine.start(), b"x" * 89_999)
-    assert not machine.is_accepting(config)
-    assert machine.forced_run(config, 10) == b"x"
+    assert not machine.is_accepting(config) and machine.forced_run(config, 10) == b"x"
     config = machine.advance(config, b"x")
-    assert machine.is_accepting(config)
-    assert not machine.can_continue(config)
+    assert machine.is_accepting(config) and not machine.can_continue(config)
 
 
 def members(low: int, high: int | None) -> ir.Bag:
@@ -254,8 +252,7 @@ def test_tables_that_grow_change_no_answer():
     machine = machine_of(ir.Repeat(ir.Call("word"), 1, 90, ir.Literal(b" ")), word=ir.Words(tuple(sorted(set(words)))))
     text = b" ".join(words[:80])
     assert accepts(machine, text)
-    assert machine.num_states > 256
-    assert machine.num_frames > 128
+    assert machine.num_states > 256 and machine.num_frames > 128
     assert machine.advance(machine.start(), text + b"!") is None
 
 

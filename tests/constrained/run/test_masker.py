@@ -170,10 +170,8 @@ def test_far_from_the_ends_of_a_count_masks_are_shared():
 def replay(masker: GrammarMasker, fresh: GrammarMasker, history: list[int], vocabulary: Vocabulary) -> None:
     """Checks that a masker answers as one that read the same tokens and nothing else."""
     assert all(fresh.accept(token) for token in history)
-    assert masker.num_accepted == len(history)
-    assert masker.is_complete() == fresh.is_complete()
-    assert masker.is_finished() == fresh.is_finished()
-    assert masker.forced_bytes() == fresh.forced_bytes()
+    assert masker.num_accepted == len(history) and masker.is_complete() == fresh.is_complete()
+    assert masker.is_finished() == fresh.is_finished() and masker.forced_bytes() == fresh.forced_bytes()
     assert masker.mask_key() == fresh.mask_key()
     assert allowed(masker, vocabulary) == allowed(fresh, vocabulary)
 
@@ -303,8 +301,7 @@ def test_keys_name_masks(new_masker: MakeMasker):
     assert len({frozenset(mask) for mask in by_key.values()}) == len(by_key) < len(keys)
     again = GrammarMasker(masker.grammar)
     for token, key in zip(tokenize(vocabulary, b'{"a": [1'), keys, strict=False):
-        assert again.mask_key() == key
-        assert again.accept(token)
+        assert again.mask_key() == key and again.accept(token)
 
 
 def test_where_all_tokens_are_allowed_there_is_no_mask(new_masker: MakeMasker):

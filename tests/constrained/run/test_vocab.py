@@ -92,8 +92,7 @@ def test_a_special_token_with_a_name_can_be_named_and_nothing_else_spells_it():
 def test_masks_of_a_vocabulary():
     vocabulary = odd_vocabulary()
     assert vocabulary.num_words == -(-vocabulary.size // 32)
-    assert bits(vocabulary.all_mask) == set(range(vocabulary.size))
-    assert bits(vocabulary.eos_mask) == {1, 4}
+    assert bits(vocabulary.all_mask) == set(range(vocabulary.size)) and bits(vocabulary.eos_mask) == {1, 4}
     with pytest.raises(ValueError, match="read-only"):
         vocabulary.eos_mask[0] = 1
 
@@ -117,8 +116,7 @@ def test_slices_are_the_ordinary_tokens(make):
             if (lengths[i] or 99) <= part.max_chars and is_ordinary(text.decode(), excluded)
         }
         inside = bits(part.mask)
-        assert inside == expected
-        assert inside >= previous
+        assert inside == expected and inside >= previous
         assert set(part.rest.tokens.tolist()) == set(texts) - inside
         previous = inside
     for part, letters in ((slices.words, rb"[A-Za-z0-9_ ]*"), (slices.lower, rb"[a-z]*")):

@@ -90,8 +90,7 @@ def test_masks_inside_a_rule_do_not_depend_on_its_callers():
 def test_counts_matter_only_near_their_limits():
     machine = machine_of(ir.Repeat(ir.Literal(b"abc"), 0, 1000))
     keys = [machine.frames_read(machine.advance(machine.start(), b"abc" * n), 1) for n in (5, 50, 500, 995, 996)]
-    assert keys[0] == keys[1] == keys[2]
-    assert len(set(keys)) == 3
+    assert keys[0] == keys[1] == keys[2] and len(set(keys)) == 3
 
 
 def test_the_end_of_the_stack_is_part_of_what_was_read():
@@ -151,8 +150,7 @@ def test_a_string_takes_every_character_that_there_is_room_for(item):
     assert machine.accepts_all(machine.advance(machine.start(), b'"'), CHARS, 100)[0]
     assert not machine.accepts_all(machine.advance(machine.start(), b'"'), CHARS, 101)[0]
     after = machine.advance(machine.start(), b'"' + b"x" * 70)
-    assert machine.accepts_all(after, CHARS, 30)[0]
-    assert not machine.accepts_all(after, CHARS, 31)[0]
+    assert machine.accepts_all(after, CHARS, 30)[0] and not machine.accepts_all(after, CHARS, 31)[0]
     assert not machine.accepts_all(machine.advance(after, "ä".encode()[:1]), CHARS, 1)[0]
 
 
@@ -201,12 +199,10 @@ def test_accepts_all_finds_the_same_while_tables_grow():
     chain = ir.seq(*[utf8()] * 40, ir.Repeat(utf8(), 0, None))
     for _ in range(2):
         machine = machine_of(chain)
-        assert machine.accepts_all(machine.start(), CHARS, 1_000)[0]
-        assert machine.num_states > 128
+        assert machine.accepts_all(machine.start(), CHARS, 1_000)[0] and machine.num_states > 128
     config = machine.advance(machine.start(), b"abc")
     num_states = machine.num_states
-    assert machine.accepts_all(config, CHARS, 1_000)[0]
-    assert machine.num_states == num_states
+    assert machine.accepts_all(config, CHARS, 1_000)[0] and machine.num_states == num_states
 
 
 def test_what_no_frame_has_a_say_in_is_found_out_once():

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,20 +13,6 @@ from jsg.errors import GrammarError
 from tests.constrained.texts import accepts, can_begin, machine_of
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
-
-
-def spelled_tokens(tokens: Sequence[bytes], names: Mapping[int, str]) -> list[bytes]:
-    """The bytes of each token by id, for a vocabulary whose special tokens a grammar may name.
-
-    Args:
-        tokens: What each adds to a text; b"" for special tokens.
-        names: Written forms of the special tokens that a grammar may name. To the vocabulary they are then no special
-            tokens; those that no grammar may ever name, such as the beginning of a turn, are left out here.
-    """
-    texts = [token if may_be_text(token) else b"" for token in tokens]
-    for token_id, name in names.items():
-        texts[token_id] = special_bytes(name)
-    return texts
 
 
 def machine(format_: dict[str, Any]) -> Machine:

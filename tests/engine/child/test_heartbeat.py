@@ -68,11 +68,9 @@ def test_time_in_which_the_front_did_not_run_is_no_stall():
     pipe.monitor.start_watch()
     pipe.now += 60
     pipe.beat(2)  # it waits in the pipe until the front runs again
-    assert not pipe.monitor.is_stalled
-    assert pipe.monitor.stuck_s == 0
+    assert not pipe.monitor.is_stalled and pipe.monitor.stuck_s == 0
     pipe.now += 60  # as when the machine slept, and the engine with it
-    assert not pipe.monitor.is_stalled
-    assert pipe.monitor.stuck_s <= heartbeat.MOST_UNSEEN_S
+    assert not pipe.monitor.is_stalled and pipe.monitor.stuck_s <= heartbeat.MOST_UNSEEN_S
     pipe.watch(heartbeat.TIMEOUT_S - heartbeat.MOST_UNSEEN_S)
     pipe.now += 0.1
     assert pipe.monitor.is_stalled
@@ -87,16 +85,14 @@ def test_beats_without_turns_show_a_loop_that_hangs():
         pipe.now += 1
         pipe.beat(turns)
         pipe.monitor.read()
-        assert pipe.monitor.stuck_s == stuck_s
-        assert not pipe.monitor.is_stalled
+        assert pipe.monitor.stuck_s == stuck_s and not pipe.monitor.is_stalled
 
 
 def test_of_many_beats_the_last_counts_and_the_end_is_told():
     pipe = Pipe()
     pipe.beat(*range(2000))
     os.close(pipe.writing)
-    assert not pipe.monitor.read()
-    assert pipe.monitor._num_turns == 1999
+    assert not pipe.monitor.read() and pipe.monitor._num_turns == 1999
     assert not pipe.monitor.read()
     pipe.monitor.close()
 
@@ -123,56 +119,47 @@ def test_the_clock_adds_up():
     assert dataclasses.asdict(clock) == {"num_turns": 2, "idle_s": 1.0, "busy_s": 0.75}
 
 
-def test_a_stopped_engine_is_stalled_until_it_goes_on(monkeypatch: pytest.MonkeyPatch):
+async def test_a_stopped_engine_is_stalled_until_it_goes_on(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(heartbeat, "TIMEOUT_S", 4.0)  # of which a busy machine may take some
 
-    async def main():
-        async with fake_engine() as client:
-            pid = int((await client.stats())["pid"])
-            assert not client.is_stalled
-            running = asyncio.create_task(collect(client, request("r", max_new_tokens=100)))
-            os.kill(pid, signal.SIGSTOP)
-            await until(lambda: client.is_stalled)
-            assert client.is_alive, "it may go on"
-            os.kill(pid, signal.SIGCONT)
-            await until(lambda: not client.is_stalled)
-            assert len(tokens_of(await running)) == 100
-
-    asyncio.run(main())
+    async with fake_engine() as client:
+        pid = int((await client.stats())["pid"])
+        assert not client.is_stalled
+        running = asyncio.create_task(collect(client, request("r", max_new_tokens=100)))
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: client.is_stalled)
+        assert client.is_alive, "it may go on"
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: not client.is_stalled)
+        assert len(tokens_of(await running)) == 100
 
 
-def test_an_idle_engine_turns_and_says_how_it_spends_its_time():
-    async def main():
-        async with fake_engine(watchdog_timeout=4) as client:
-            started, before = time.monotonic(), await client.stats()
-            await asyncio.sleep(5)
-            after, elapsed_s = await client.stats(), time.monotonic() - started
-            assert after["num_turns"] > before["num_turns"] + 2
-            assert 1 < after["idle_s"] - before["idle_s"] < elapsed_s
-            await collect(client, request("r", max_new_tokens=200))  # 2 ms each
-            busy = await client.stats()
-            assert busy["busy_s"] - after["busy_s"] >= 0.4
-            assert client.is_alive
-
-    asyncio.run(main())
+async def test_an_idle_engine_turns_and_says_how_it_spends_its_time():
+    async with fake_engine(watchdog_timeout=4) as client:
+        started, before = time.monotonic(), await client.stats()
+        await asyncio.sleep(5)
+        after, elapsed_s = await client.stats(), time.monotonic() - started
+        assert after["num_turns"] > before["num_turns"] + 2
+        assert 1 < after["idle_s"] - before["idle_s"] < elapsed_s
+        await collect(client, request("r", max_new_tokens=200))  # 2 ms each
+        busy = await client.stats()
+        assert busy["busy_s"] - after["busy_s"] >= 0.4
+        assert client.is_alive
 
 
 @pytest.mark.parametrize("way", ["hang", "stop"])
-def test_an_engine_that_makes_no_step_is_ended(way: str, caplog: pytest.LogCaptureFixture):
-    async def main():
-        async with fake_engine(watchdog_timeout=1) as client:
-            pid = int((await client.stats())["pid"])
-            bystander = asyncio.create_task(collect(client, endless("bystander")))
-            await client.stats()
-            if way == "hang":
-                asyncio.get_running_loop().create_task(_ignore_death(client))
-            else:
-                os.kill(pid, signal.SIGSTOP)
-            with pytest.raises(EngineDeadError, match="-9"):
-                await bystander
-            assert not client.is_stalled
-
-    asyncio.run(main())
+async def test_an_engine_that_makes_no_step_is_ended(way: str, caplog: pytest.LogCaptureFixture):
+    async with fake_engine(watchdog_timeout=1) as client:
+        pid = int((await client.stats())["pid"])
+        bystander = asyncio.create_task(collect(client, endless("bystander")))
+        await client.stats()
+        if way == "hang":
+            asyncio.get_running_loop().create_task(_ignore_death(client))
+        else:
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match="-9"):
+            await bystander
+        assert not client.is_stalled
     assert "--watchdog-timeout" in caplog.text
 
 

@@ -22,7 +22,7 @@ ROWS, VOCAB, DEVICES = 64, 96, 4
 
 def inputs_of(rng: np.random.Generator) -> SamplingInputs:
     """Every third row is greedy."""
-    zeros, ones = jnp.zeros(ROWS, jnp.int32), jnp.ones(ROWS)
+    zeros = jnp.zeros(ROWS, jnp.int32)
     temperature = np.where(np.arange(ROWS) % 3 == 0, 0, rng.uniform(0.2, 2, ROWS)).astype(np.float32)
     return SamplingInputs(
         rows=zeros,
@@ -30,12 +30,7 @@ def inputs_of(rng: np.random.Generator) -> SamplingInputs:
         seeds=jnp.asarray(rng.integers(0, 2**32, (ROWS, 2)), jnp.uint32),
         top_k=zeros + VOCAB,
         uses_tables=zeros > 0,
-        temperature=jnp.asarray(temperature),
-        top_p=ones,
-        min_p=0 * ones,
-        frequency=0 * ones,
-        presence=0 * ones,
-        repetition=ones,
+        numbers={"temperature": jnp.asarray(temperature)},
     )
 
 

@@ -130,8 +130,7 @@ class TestListing:
 class TestChoice:
     def test_the_first_of_equals(self):
         chosen = choose((dataclasses.replace(FREE, index=3), dataclasses.replace(FREE, index=2)), 0.85, {})
-        assert chosen.gpu is not None
-        assert chosen.gpu.index == 2
+        assert chosen.gpu is not None and chosen.gpu.index == 2
         assert "of 2 GPUs number 2 has the most free memory" in chosen.why
 
     def test_several_are_of_one_kind_and_the_fullest_decides(self):
@@ -164,8 +163,7 @@ class TestChoice:
     @pytest.mark.parametrize(("visible", "gpu"), [("GPU-bbbb", FREE), ("GPU-bbbb-2,GPU-aaaa-1", FREE), ("1", FREE)])
     def test_a_gpu_that_the_user_names_is_known(self, visible: str, gpu: Gpu):
         chosen = choose((BUSY, FREE), 0.5, {nvidia_smi.VISIBLE: visible})
-        assert chosen.gpu == gpu
-        assert chosen.environment == {device.FRACTION: "0.5000"}
+        assert chosen.gpu == gpu and chosen.environment == {device.FRACTION: "0.5000"}
 
     def test_a_number_is_known_where_cuda_counts_as_nvidia_smi_does(self):
         mixed = (dataclasses.replace(BUSY, name="NVIDIA L4"), FREE)

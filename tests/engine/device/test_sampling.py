@@ -218,8 +218,7 @@ def test_new_tokens_are_counted_and_padding_goes_to_row_zero():
     tables = tables_with([1], [2], {})
     inputs = inputs_of(SamplingParams(frequency_penalty=1))
     counts = np.asarray(jax.jit(count_tokens)(tables, inputs, jnp.array([2])).output_counts)
-    assert counts[1, 2] == 2
-    assert counts[1].sum() == 2
+    assert counts[1, 2] == 2 and counts[1].sum() == 2
 
 
 def test_a_bias_of_minus_infinity_is_never_drawn():
@@ -307,6 +306,5 @@ def test_a_forced_token_stands_whatever_the_logits_say_unless_they_are_broken():
     logits[:, 7] = 5
     logits[2, 3] = np.nan
     output = sample_masked(logits, [SamplingParams(temperature=0)] * 3, masks_of([[], [], []], [-1, 11, 11]))
-    assert output.tokens.tolist() == [7, 11, -1]
-    assert output.logprobs is not None
+    assert output.tokens.tolist() == [7, 11, -1] and output.logprobs is not None
     assert float(output.logprobs.token[1]) == pytest.approx(-np.log(VOCAB - 1 + np.exp(5)), abs=1e-5)

@@ -52,8 +52,7 @@ def test_a_program_is_ready_after_its_runs():
     programs.lower("a", lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
     programs.compile(["a"])
     for left in (["a"], ["a"], []):
-        assert programs.cold() == left
-        assert programs.is_ready("a") == (not left)
+        assert programs.cold() == left and programs.is_ready("a") == (not left)
         programs("a", np.float32(1))
 
 
@@ -139,8 +138,7 @@ def test_answers_are_the_same_while_programs_make_their_first_runs(
 
 
 def test_the_cache_can_be_flushed_while_programs_make_their_first_runs(core: EngineCore):
-    assert core.has_work
-    assert core.flush_cache()
+    assert core.has_work and core.flush_cache()
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_compiled_or_loaded(

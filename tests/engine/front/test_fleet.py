@@ -40,6 +40,19 @@ async def fleet_of(size: int = 2, **knobs) -> AsyncIterator[EngineFleet]:
             await made.close()
 
 
+@pytest.fixture(scope="module")
+async def shared_fleet() -> AsyncIterator[EngineFleet]:
+    async with fleet_of() as made:
+        yield made
+
+
+@pytest.fixture
+async def fleet(shared_fleet: EngineFleet) -> EngineFleet:
+    """Two engines that have cached nothing and run nothing."""
+    assert await shared_fleet.flush_cache()
+    return shared_fleet
+
+
 def request(rid: str, ids: tuple[int, ...] = (1, 2, 3), *, hold: bool = False, **sampling) -> Request:
     return Request(
         rid=rid, input_ids=ids, hold=hold, sampling=SamplingParams(**{"max_new_tokens": 0 if hold else 5, **sampling})
@@ -88,16 +101,12 @@ async def begun(fleet: EngineFleet, wanted: Request) -> tuple[asyncio.Task, int]
     return running, next(i for i in range(len(after)) if after[i] > before[i])
 
 
-def test_one_engine_is_no_fleet():
-    async def run() -> None:
-        child = EngineChild.spawn(EngineConfig(), core=FAKE_CORE)
-        client = open_engines([child], EngineConfig())
-        assert isinstance(client, EngineClient)
-        assert client.engines == (client,)
-        assert client.routed == {}
-        await client.close()
-
-    asyncio.run(run())
+async def test_one_engine_is_no_fleet():
+    child = EngineChild.spawn(EngineConfig(), core=FAKE_CORE)
+    client = open_engines([child], EngineConfig())
+    assert isinstance(client, EngineClient) and client.engines == (client,)
+    assert client.routed == {}
+    await client.close()
 
 
 async def num_cached(fleet: EngineFleet) -> list[int | float]:
@@ -105,108 +114,81 @@ async def num_cached(fleet: EngineFleet) -> list[int | float]:
 
 
 class TestRequests:
-    def test_they_are_shared_out_and_answered_under_their_names(self):
-        async def run() -> None:
-            async with fleet_of(3) as fleet:
-                wanted = [request(f"r{i}", (10 + i, 40 + i)) for i in range(30)]
-                answers = await asyncio.gather(*(collect(fleet, one) for one in wanted))
-                for one, outputs in zip(wanted, answers, strict=True):
-                    assert {output.rid for output in outputs} == {one.rid}
-                    assert tokens_of(outputs) == [one.input_ids[i % 2] for i in range(5)]
-                added = [(await engine.stats())["num_added"] for engine in fleet.engines]
-                assert added == [10, 10, 10]
-                assert num_live(fleet) == 0
-                assert fleet.info.max_total_tokens == 3 * fleet.engines[0].info.max_total_tokens
-                assert fleet.info.max_request_tokens == fleet.engines[0].info.max_request_tokens
+    async def test_they_are_shared_out_and_answered_under_their_names(self):
+        async with fleet_of(3) as fleet:
+            wanted = [request(f"r{i}", (10 + i, 40 + i)) for i in range(30)]
+            answers = await asyncio.gather(*(collect(fleet, one) for one in wanted))
+            for one, outputs in zip(wanted, answers, strict=True):
+                assert {output.rid for output in outputs} == {one.rid}
+                assert tokens_of(outputs) == [one.input_ids[i % 2] for i in range(5)]
+            added = [(await engine.stats())["num_added"] for engine in fleet.engines]
+            assert added == [10, 10, 10]
+            assert num_live(fleet) == 0
+            assert fleet.info.max_total_tokens == 3 * fleet.engines[0].info.max_total_tokens
+            assert fleet.info.max_request_tokens == fleet.engines[0].info.max_request_tokens
 
-        asyncio.run(run())
+    async def test_a_prefix_is_found_where_it_is(self):
+        async with fleet_of() as fleet:
+            await collect(fleet, request("first", PREFIX))
+            for i in range(10):
+                outputs = await collect(fleet, request(f"r{i}", (*PREFIX, 200 + i)))
+                assert outputs[0].cached_tokens == len(PREFIX)
+            assert fleet.routed[0, "prefix"] == 10 and await fleet.flush_cache()
+            assert (await collect(fleet, request("again", PREFIX)))[0].cached_tokens == 0
+            assert fleet.routed[0, "prefix"] == 10, "the router has forgotten it too"
 
-    def test_a_prefix_is_found_where_it_is(self):
-        async def run() -> None:
-            async with fleet_of() as fleet:
-                await collect(fleet, request("first", PREFIX))
-                for i in range(10):
-                    outputs = await collect(fleet, request(f"r{i}", (*PREFIX, 200 + i)))
-                    assert outputs[0].cached_tokens == len(PREFIX)
-                assert fleet.routed[0, "prefix"] == 10
-                assert await fleet.flush_cache()
-                assert (await collect(fleet, request("again", PREFIX)))[0].cached_tokens == 0
-                assert fleet.routed[0, "prefix"] == 10, "the router has forgotten it too"
+    async def test_a_name_is_one_over_all_engines(self, fleet: EngineFleet):
+        running, _ = await begun(fleet, endless("same"))
+        with pytest.raises(RequestError, match="unique"):
+            await collect(fleet, request("same"))
+        assert len(await collect(fleet, request("same"), owner="other")) == 5
+        assert fleet.live_rids("") == ["same"] and not fleet.abort("same", "other")
+        assert fleet.abort("same")
+        await collect(fleet, request("same"))  # free at once
+        assert is_aborted(await running)
+        assert not fleet.abort("same")
 
-        asyncio.run(run())
+    async def test_aborting_all_of_an_owner_or_of_everybody(self, fleet: EngineFleet):
+        lasting = [endless(f"r{i}", i) for i in range(6)]
+        tasks = [asyncio.create_task(collect(fleet, one, "ab"[i % 2])) for i, one in enumerate(lasting)]
+        await until(lambda: num_live(fleet) == 6)
+        assert num_live(fleet, "a") == 3
+        assert fleet.abort_all("a") == 3
+        assert fleet.abort_all(error=ShuttingDownError("the server is ending")) == 3
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(map(is_aborted, ends[::2]))
+        assert [type(error) for error in ends[1::2]] == [ShuttingDownError] * 3
+        assert num_live(fleet) == 0
 
-    def test_a_name_is_one_over_all_engines(self):
-        async def run() -> None:
-            async with fleet_of() as fleet:
-                running, _ = await begun(fleet, endless("same"))
-                with pytest.raises(RequestError, match="unique"):
-                    await collect(fleet, request("same"))
-                assert len(await collect(fleet, request("same"), owner="other")) == 5
-                assert fleet.live_rids("") == ["same"]
-                assert not fleet.abort("same", "other")
-                assert fleet.abort("same")
-                await collect(fleet, request("same"))  # free at once
-                assert is_aborted(await running)
-                assert not fleet.abort("same")
+    async def test_each_engine_gets_the_grammars_of_its_requests_from_one_compiler(self, fleet: EngineFleet):
+        grammar, compiled = GrammarSpec("regex", "[a-z]+"), note_compilations(fleet.grammars)
+        wanted = [request(f"r{i}", (10 + i, 60 + i), grammar=grammar) for i in range(6)]
+        await asyncio.gather(*(collect(fleet, one) for one in wanted))
+        assert [(await engine.stats())["num_grammars"] for engine in fleet.engines] == [1, 1]
+        assert compiled == ["[a-z]+"]
 
-        asyncio.run(run())
+    async def test_only_so_many_may_wait_in_all(self):
+        async with fleet_of(max_queued_requests=1, max_running_requests=1) as fleet:
+            lasting = [endless(f"r{i}", i) for i in range(4)]
+            # The first two run before others come: an engine lets only one wait, also of those that come at once.
+            tasks = [(await begun(fleet, one))[0] for one in lasting[:2]]
+            tasks += [asyncio.create_task(collect(fleet, one)) for one in lasting[2:]]
+            await until(lambda: num_live(fleet) == 4)
+            assert all(engine.is_full for engine in fleet.engines)
+            with pytest.raises(QueueFullError):
+                await collect(fleet, request("late"))
+            fleet.abort_all()
+            await asyncio.gather(*tasks)
 
-    def test_aborting_all_of_an_owner_or_of_everybody(self):
-        async def run() -> None:
-            async with fleet_of() as fleet:
-                lasting = [endless(f"r{i}", i) for i in range(6)]
-                tasks = [asyncio.create_task(collect(fleet, one, "ab"[i % 2])) for i, one in enumerate(lasting)]
-                await until(lambda: num_live(fleet) == 6)
-                assert num_live(fleet, "a") == 3
-                assert fleet.abort_all("a") == 3
-                assert fleet.abort_all(error=ShuttingDownError("the server is ending")) == 3
-                ends = await asyncio.gather(*tasks, return_exceptions=True)
-                assert all(map(is_aborted, ends[::2]))
-                assert [type(error) for error in ends[1::2]] == [ShuttingDownError] * 3
-                assert num_live(fleet) == 0
-
-        asyncio.run(run())
-
-    def test_each_engine_gets_the_grammars_of_its_requests_from_one_compiler(self):
-        async def run() -> None:
-            async with fleet_of() as fleet:
-                grammar, compiled = GrammarSpec("regex", "[a-z]+"), note_compilations(fleet.grammars)
-                wanted = [request(f"r{i}", (10 + i, 60 + i), grammar=grammar) for i in range(6)]
-                await asyncio.gather(*(collect(fleet, one) for one in wanted))
-                assert [(await engine.stats())["num_grammars"] for engine in fleet.engines] == [1, 1]
-                assert compiled == ["[a-z]+"]
-
-        asyncio.run(run())
-
-    def test_only_so_many_may_wait_in_all(self):
-        async def run() -> None:
-            async with fleet_of(max_queued_requests=1, max_running_requests=1) as fleet:
-                lasting = [endless(f"r{i}", i) for i in range(4)]
-                # The first two run before others come: an engine lets only one wait, also of those that come at once.
-                tasks = [(await begun(fleet, one))[0] for one in lasting[:2]]
-                tasks += [asyncio.create_task(collect(fleet, one)) for one in lasting[2:]]
-                await until(lambda: num_live(fleet) == 4)
-                assert all(engine.is_full for engine in fleet.engines)
-                with pytest.raises(QueueFullError):
-                    await collect(fleet, request("late"))
-                fleet.abort_all()
-                await asyncio.gather(*tasks)
-
-        asyncio.run(run())
-
-    def test_caches_are_flushed_together(self):
-        async def run() -> None:
-            async with fleet_of() as fleet:
-                await asyncio.gather(*(collect(fleet, request(f"r{i}", (i, i + 50))) for i in range(4)))
-                assert await num_cached(fleet) == [4, 4]
-                running, _ = await begun(fleet, endless("long"))
-                assert not await fleet.flush_cache()
-                fleet.abort_all()
-                await running
-                assert await fleet.flush_cache()
-                assert await num_cached(fleet) == [0, 0]
-
-        asyncio.run(run())
+    async def test_caches_are_flushed_together(self, fleet: EngineFleet):
+        await asyncio.gather(*(collect(fleet, request(f"r{i}", (i, i + 50))) for i in range(4)))
+        assert await num_cached(fleet) == [4, 4]
+        running, _ = await begun(fleet, endless("long"))
+        assert not await fleet.flush_cache()
+        fleet.abort_all()
+        await running
+        assert await fleet.flush_cache()
+        assert await num_cached(fleet) == [0, 0]
 
 
 class TestDeath:
@@ -234,72 +216,58 @@ class TestDeath:
             asyncio.run(run())
         assert "The others go on" in caplog.text
 
-    def test_what_goes_over_takes_its_grammar_with_it(self):
-        async def run() -> None:
-            async with fleet_of(max_running_requests=1) as fleet:
-                lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
-                wanted, compiled = (
-                    request("g", grammar=GrammarSpec("regex", "[a-z]+")),
-                    note_compilations(fleet.grammars),
-                )
-                waiting = asyncio.create_task(collect(fleet, wanted))
-                await until(lambda: num_live(fleet) == 3)
-                at = next(i for i, engine in enumerate(fleet.engines) if "g" in engine.live_rids(""))
-                await until(lambda: compiled)
-                assert (await fleet.engines[1 - at].stats())["num_grammars"] == 0
-                os.kill((await pids(fleet))[at], signal.SIGKILL)
-                (dead,) = (task for task, engine in lasting if engine == at)
-                with pytest.raises(EngineDeadError):
-                    await dead
-                assert fleet.abort(f"l{1 - [engine for _, engine in lasting].index(at)}")
-                assert tokens_of(await waiting) == [1, 2, 3, 1, 2]
-                assert (await fleet.engines[1 - at].stats())["num_grammars"] == 1
+    async def test_what_goes_over_takes_its_grammar_with_it(self):
+        async with fleet_of(max_running_requests=1) as fleet:
+            lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
+            wanted, compiled = (
+                request("g", grammar=GrammarSpec("regex", "[a-z]+")),
+                note_compilations(fleet.grammars),
+            )
+            waiting = asyncio.create_task(collect(fleet, wanted))
+            await until(lambda: num_live(fleet) == 3)
+            at = next(i for i, engine in enumerate(fleet.engines) if "g" in engine.live_rids(""))
+            await until(lambda: compiled)
+            assert (await fleet.engines[1 - at].stats())["num_grammars"] == 0
+            os.kill((await pids(fleet))[at], signal.SIGKILL)
+            (dead,) = (task for task, engine in lasting if engine == at)
+            with pytest.raises(EngineDeadError):
+                await dead
+            assert fleet.abort(f"l{1 - [engine for _, engine in lasting].index(at)}")
+            assert tokens_of(await waiting) == [1, 2, 3, 1, 2]
+            assert (await fleet.engines[1 - at].stats())["num_grammars"] == 1
 
-        asyncio.run(run())
+    async def test_a_hold_ends_with_it(self):
+        async with fleet_of() as fleet:
+            holding, at = await begun(fleet, request("h", PREFIX, hold=True))
+            os.kill((await pids(fleet))[at], signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                await holding
 
-    def test_a_hold_ends_with_it(self):
-        async def run() -> None:
-            async with fleet_of() as fleet:
-                holding, at = await begun(fleet, request("h", PREFIX, hold=True))
-                os.kill((await pids(fleet))[at], signal.SIGKILL)
-                with pytest.raises(EngineDeadError):
-                    await holding
+    async def test_what_ends_engines_is_not_sent_to_all_of_them(self):
+        async with fleet_of(4) as fleet:
+            with pytest.raises(EngineDeadError, match="before it was done"):
+                await collect(fleet, request("poison", (CRASHING_TOKEN,)))
+            assert [engine.is_alive for engine in fleet.engines].count(True) == 2
 
-        asyncio.run(run())
-
-    def test_what_ends_engines_is_not_sent_to_all_of_them(self):
-        async def run() -> None:
-            async with fleet_of(4) as fleet:
-                with pytest.raises(EngineDeadError, match="before it was done"):
-                    await collect(fleet, request("poison", (CRASHING_TOKEN,)))
-                assert [engine.is_alive for engine in fleet.engines].count(True) == 2
-
-        asyncio.run(run())
-
-    def test_an_abort_finds_what_is_about_to_go_over(self):
+    async def test_an_abort_finds_what_is_about_to_go_over(self):
         """Between the death and the next engine there is a moment in which no engine knows the request."""
-
-        async def run() -> None:
-            async with fleet_of(max_running_requests=1) as fleet:
-                lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
-                waiting = [asyncio.create_task(collect(fleet, request(f"w{i}", (10 + i, 50)))) for i in range(4)]
-                await until(lambda: num_live(fleet) == 6)
-                engine = fleet.engines[0]
-                mine = [rid for rid in fleet.live_rids("") if rid in engine.live_rids("") and rid[0] == "w"]
-                assert len(mine) == 2
-                os.kill((await pids(fleet))[0], signal.SIGKILL)
-                while engine.live_rids(""):
-                    await asyncio.sleep(0)  # until the loop's turn in which the engine's streams were closed
-                assert fleet.abort(mine[0])
-                assert fleet.abort_all(error=ShuttingDownError("ending")) >= 1
-                ends = await asyncio.gather(*waiting, *(task for task, _ in lasting), return_exceptions=True)
-                by_rid = dict(zip(["w0", "w1", "w2", "w3"], ends, strict=False))
-                assert is_aborted(by_rid[mine[0]])
-                assert isinstance(by_rid[mine[1]], ShuttingDownError)
-                assert not num_live(fleet)
-                assert (await fleet.engines[1].stats())["num_added"] == 3, "nothing went over"
-
-        asyncio.run(run())
+        async with fleet_of(max_running_requests=1) as fleet:
+            lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
+            waiting = [asyncio.create_task(collect(fleet, request(f"w{i}", (10 + i, 50)))) for i in range(4)]
+            await until(lambda: num_live(fleet) == 6)
+            engine = fleet.engines[0]
+            mine = [rid for rid in fleet.live_rids("") if rid in engine.live_rids("") and rid[0] == "w"]
+            assert len(mine) == 2
+            os.kill((await pids(fleet))[0], signal.SIGKILL)
+            while engine.live_rids(""):
+                await asyncio.sleep(0)  # until the loop's turn in which the engine's streams were closed
+            assert fleet.abort(mine[0]) and fleet.abort_all(error=ShuttingDownError("ending")) >= 1
+            ends = await asyncio.gather(*waiting, *(task for task, _ in lasting), return_exceptions=True)
+            by_rid = dict(zip(["w0", "w1", "w2", "w3"], ends, strict=False))
+            assert is_aborted(by_rid[mine[0]])
+            assert isinstance(by_rid[mine[1]], ShuttingDownError)
+            assert not num_live(fleet)
+            assert (await fleet.engines[1].stats())["num_added"] == 3, "nothing went over"
 
     def test_the_last_death_is_the_end(self, caplog: pytest.LogCaptureFixture):
         async def run() -> None:
@@ -322,51 +290,43 @@ class TestDeath:
 
         with caplog.at_level(logging.ERROR):
             asyncio.run(run())
-        assert caplog.text.count("exit status -9") == 2
-        assert caplog.text.count("No other is left") == 1
+        assert caplog.text.count("exit status -9") == 2 and caplog.text.count("No other is left") == 1
 
 
 class TestStall:
-    def test_the_watchdog_ends_it_and_the_other_goes_on(self):
-        async def run() -> None:
-            async with fleet_of(watchdog_timeout=4) as fleet:
-                running, at = await begun(fleet, endless("r"))
-                os.kill((await pids(fleet))[at], signal.SIGSTOP)
-                with pytest.raises(EngineDeadError, match="send it again"):
-                    await running
-                assert [engine.is_alive for engine in fleet.engines].index(False) == at
-                assert len(await collect(fleet, request("next"))) == 5
+    async def test_the_watchdog_ends_it_and_the_other_goes_on(self):
+        async with fleet_of(watchdog_timeout=4) as fleet:
+            running, at = await begun(fleet, endless("r"))
+            os.kill((await pids(fleet))[at], signal.SIGSTOP)
+            with pytest.raises(EngineDeadError, match="send it again"):
+                await running
+            assert [engine.is_alive for engine in fleet.engines].index(False) == at
+            assert len(await collect(fleet, request("next"))) == 5
 
-        asyncio.run(run())
-
-    def test_it_gets_nothing_new_until_it_goes_on(self, monkeypatch: pytest.MonkeyPatch):
+    async def test_it_gets_nothing_new_until_it_goes_on(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(heartbeat, "TIMEOUT_S", 6.0)  # of which a busy machine may take some
 
-        async def run() -> None:
-            async with fleet_of() as fleet:
-                await collect(fleet, request("first", PREFIX))
-                running, at = await begun(fleet, request("r", (*PREFIX, 9), max_new_tokens=800))
-                assert at == 0
-                pid = (await pids(fleet))[at]
-                os.kill(pid, signal.SIGSTOP)
-                try:
-                    await until(lambda: fleet.engines[at].is_stalled)
-                    assert fleet.is_alive
-                    assert not fleet.is_stalled
-                    for i in range(4):
-                        await collect(fleet, request(f"n{i}", (*PREFIX, 20 + i)))
-                    assert fleet.routed[1, "load"] + fleet.routed[1, "prefix"] == 4
-                    assert not await fleet.flush_cache()
-                    assert not (await fleet.engines[1].stats())["num_cached_tokens"], "who moves has done it"
-                finally:
-                    os.kill(pid, signal.SIGCONT)
-                assert len(tokens_of(await running)) == 800
-                await until(lambda: not fleet.engines[at].is_stalled)
-                routed = Counter(fleet.routed)
-                await asyncio.gather(*(collect(fleet, request(f"m{i}", (60 + i, 3))) for i in range(8)))
-                assert fleet.routed[0, "load"] > routed[0, "load"]
-
-        asyncio.run(run())
+        async with fleet_of() as fleet:
+            await collect(fleet, request("first", PREFIX))
+            running, at = await begun(fleet, request("r", (*PREFIX, 9), max_new_tokens=800))
+            assert at == 0
+            pid = (await pids(fleet))[at]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await until(lambda: fleet.engines[at].is_stalled)
+                assert fleet.is_alive and not fleet.is_stalled
+                for i in range(4):
+                    await collect(fleet, request(f"n{i}", (*PREFIX, 20 + i)))
+                assert fleet.routed[1, "load"] + fleet.routed[1, "prefix"] == 4
+                assert not await fleet.flush_cache()
+                assert not (await fleet.engines[1].stats())["num_cached_tokens"], "who moves has done it"
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert len(tokens_of(await running)) == 800
+            await until(lambda: not fleet.engines[at].is_stalled)
+            routed = Counter(fleet.routed)
+            await asyncio.gather(*(collect(fleet, request(f"m{i}", (60 + i, 3))) for i in range(8)))
+            assert fleet.routed[0, "load"] > routed[0, "load"]
 
 
 class TestStart:
@@ -388,30 +348,22 @@ class TestStart:
             asyncio.run(run())
         assert "go on" not in caplog.text
 
-    def test_each_child_has_the_environment_of_its_group(self):
-        async def run() -> None:
-            children = [
-                EngineChild.spawn(EngineConfig(), core=FAKE_CORE, environment={"GROUP": str(i)}) for i in (0, 1)
-            ]
-            fleet = open_engines(children, EngineConfig())
-            await fleet.ready()
-            for number, child in enumerate(children):
-                assert f"GROUP={number}" in Path(f"/proc/{child._process.pid}/environ").read_text().split("\0")
-            await fleet.close()
+    async def test_each_child_has_the_environment_of_its_group(self):
+        children = [EngineChild.spawn(EngineConfig(), core=FAKE_CORE, environment={"GROUP": str(i)}) for i in (0, 1)]
+        fleet = open_engines(children, EngineConfig())
+        await fleet.ready()
+        for number, child in enumerate(children):
+            assert f"GROUP={number}" in Path(f"/proc/{child._process.pid}/environ").read_text().split("\0")
+        await fleet.close()
 
-        asyncio.run(run())
-
-    def test_progress_is_that_of_all(self):
-        async def run() -> None:
-            seen: list[Progress] = []
-            config = EngineConfig()
-            children = [EngineChild.spawn(config, core=FAKE_CORE) for _ in range(2)]
-            fleet = EngineFleet(children, config, seen.append)
-            await fleet.ready()
-            await fleet.close()
-            assert [(p.stage, p.done, p.total) for p in seen if p.stage == "load"] == [("load", 1, 2), ("load", 2, 2)]
-            plans = [p.text for p in seen if p.stage == "plan"]
-            assert len(plans) == 1, "equal plans are shown once"
-            assert plans[0].endswith("weights 1 MB, KV pool 2 MB")
-
-        asyncio.run(run())
+    async def test_progress_is_that_of_all(self):
+        seen: list[Progress] = []
+        config = EngineConfig()
+        children = [EngineChild.spawn(config, core=FAKE_CORE) for _ in range(2)]
+        fleet = EngineFleet(children, config, seen.append)
+        await fleet.ready()
+        await fleet.close()
+        assert [(p.stage, p.done, p.total) for p in seen if p.stage == "load"] == [("load", 1, 2), ("load", 2, 2)]
+        plans = [p.text for p in seen if p.stage == "plan"]
+        assert len(plans) == 1, "equal plans are shown once"
+        assert plans[0].endswith("weights 1 MB, KV pool 2 MB")

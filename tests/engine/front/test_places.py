@@ -30,8 +30,7 @@ def test_an_owner_alone_leaves_a_row_for_another():
     assert len(places.take()) == 30
     places.add("b", named("b0"))
     assert names(places.take()) == ["b0"], "it need not wait until anything of the other has ended"
-    assert places.take() == []
-    assert [places.leave("a", f"a{number}") for number in range(15)] == [False] * 15
+    assert places.take() == [] and [places.leave("a", f"a{number}") for number in range(15)] == [False] * 15
     assert places.take() == [], "the share of each is 15 now"
     places.leave("a", "a15")
     assert names(places.take()) == ["a30"]
@@ -111,29 +110,26 @@ def test_how_long_they_wait_is_known():
     assert places.take() == [(named("b"), 5.0)]
 
 
-def test_a_clients_owners_take_turns_and_what_waits_can_be_aborted():
-    async def main() -> None:
-        async with fake_engine(queue_timeout=1000) as client:
-            before = (await client.stats())["num_waiting"]
-            client.take_turns()
-            places = client._streams.places
-            assert places is not None
-            tasks = [asyncio.create_task(outputs(client, endless(f"r{i}"), "a")) for i in range(places._num + 3)]
-            await until(lambda: len(places) == 3)
-            assert tokens_of(await outputs(client, request("mine"), "b")) == [1, 2, 3, 1, 2]
-            stats = await client.stats()
-            assert (stats["num_waiting"], stats[stat_of(WaitReason.KEY_SHARE)]) == (before + 3, 3)
-            assert client.abort(f"r{places._num}", "a")
-            assert (await tasks[places._num])[-1].finish is not None
-            places._now = lambda: time.monotonic() + 1001
-            client._refuse_overdue()
-            for late in tasks[-2:]:
-                with pytest.raises(QueueTimeoutError, match="--queue-timeout"):
-                    await late
-            assert client.abort_all("a") == places._num
-            assert len(places) == 0
-
+async def test_a_clients_owners_take_turns_and_what_waits_can_be_aborted():
     async def outputs(client: EngineClient, wanted: Request, owner: str):
         return [output async for output in client.generate(wanted, owner)]
 
-    asyncio.run(main())
+    async with fake_engine(queue_timeout=1000) as client:
+        before = (await client.stats())["num_waiting"]
+        client.take_turns()
+        places = client._streams.places
+        assert places is not None
+        tasks = [asyncio.create_task(outputs(client, endless(f"r{i}"), "a")) for i in range(places._num + 3)]
+        await until(lambda: len(places) == 3)
+        assert tokens_of(await outputs(client, request("mine"), "b")) == [1, 2, 3, 1, 2]
+        stats = await client.stats()
+        assert (stats["num_waiting"], stats[stat_of(WaitReason.KEY_SHARE)]) == (before + 3, 3)
+        assert client.abort(f"r{places._num}", "a")
+        assert (await tasks[places._num])[-1].finish is not None
+        places._now = lambda: time.monotonic() + 1001
+        client._refuse_overdue()
+        for late in tasks[-2:]:
+            with pytest.raises(QueueTimeoutError, match="--queue-timeout"):
+                await late
+        assert client.abort_all("a") == places._num
+        assert len(places) == 0

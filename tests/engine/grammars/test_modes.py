@@ -133,8 +133,7 @@ def test_what_is_appended_survives_retracts_chunks_and_aborts(new_taught_core_of
             check_matches(core, each, outcome)
             assert len(outcome.logprobs) == len(outcome.token_ids)
             assert [score.token_id for score in outcome.logprobs] == outcome.token_ids
-            assert outcome.finish is not None
-            assert outcome.finish.type is not FinishType.ERROR
+            assert outcome.finish is not None and outcome.finish.type is not FinishType.ERROR
             assert (outcome.finish.type is FinishType.ABORT) <= (each.rid in aborts)
             ends.add(outcome.finish.type)
             num_forced += outcome.num_forced

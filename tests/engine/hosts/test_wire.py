@@ -44,8 +44,7 @@ def test_calls_arrive_as_they_were_made_and_then_the_end(ends):
     thread.start()
     for name in SCHEMA:
         call = CallCodec(SCHEMA).receive(right)
-        assert call is not None
-        assert call[0] == name
+        assert call is not None and call[0] == name
         for got, sent in zip(call[1], arrays_of(name), strict=True):
             assert got.dtype == sent.dtype
             np.testing.assert_array_equal(got, sent)

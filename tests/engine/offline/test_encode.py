@@ -134,8 +134,7 @@ def test_what_the_directory_and_the_task_say(directory: Path, tmp_path: Path) ->
     write_embedding_model(tmp_path, normalize=False)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"matryoshka_dimensions": [32, 16]}))
     named = read_embedder(tmp_path, "auto", model)
-    assert named is not None
-    assert (named.is_normed, named.dimensions) == (False, (16, 32))
+    assert named is not None and (named.is_normed, named.dimensions) == (False, (16, 32))
     for length in (None, 16, 64):
         check_dimensions(named, length)
     with pytest.raises(RequestError, match="16 or 32 or 64"):
@@ -144,5 +143,4 @@ def test_what_the_directory_and_the_task_say(directory: Path, tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert read_embedder(tmp_path, "auto", model) is None
     other = read_embedder(tmp_path, "embed", model)
-    assert other is not None
-    assert (other.is_normed, other.dimensions) == (True, ())
+    assert other is not None and (other.is_normed, other.dimensions) == (True, ())

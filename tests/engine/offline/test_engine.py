@@ -38,8 +38,7 @@ def test_one_prompt_gives_a_result_and_a_list_gives_a_list(engine: jsg.Engine):
 def test_a_stream_grows_to_the_same_result(engine: jsg.Engine):
     results = list(engine.generate("Hello", GREEDY, stream=True))
     assert all(b["text"].startswith(a["text"]) for a, b in itertools.pairwise(results))
-    assert results[-1]["output_ids"] == engine.generate("Hello", GREEDY)["output_ids"]
-    assert len(results) == 6
+    assert results[-1]["output_ids"] == engine.generate("Hello", GREEDY)["output_ids"] and len(results) == 6
 
 
 def test_a_second_time_the_prompt_is_cached(engine: jsg.Engine):
@@ -60,8 +59,7 @@ def test_closing_a_stream_ends_its_request(engine: jsg.Engine):
     next(stream)
     assert engine.get_server_info()["num_running"] == 1
     stream.close()
-    assert engine.get_server_info()["num_running"] == 0
-    assert engine.flush_cache()
+    assert engine.get_server_info()["num_running"] == 0 and engine.flush_cache()
 
 
 def test_a_stop_string_ends_the_request_in_the_engine(engine: jsg.Engine):
@@ -106,20 +104,17 @@ def test_what_comes_after_a_stop_string_shows_no_second_end(engine: jsg.Engine, 
     assert [bool(r["meta_info"]["finish_reason"]) for r in results] == [False, True, False, True]
 
 
-def test_the_asynchronous_twin_gives_the_same(engine: jsg.Engine):
-    async def main() -> None:
-        several = await asyncio.gather(*(engine.async_generate("Hello", GREEDY) for _ in range(8)))
-        assert {r["text"] for r in several} == {engine.generate("Hello", GREEDY)["text"]}
-        streamed = [r async for r in await engine.async_generate("Hello", GREEDY, stream=True)]
-        assert streamed[-1]["text"] == several[0]["text"]
-        endless = asyncio.create_task(engine.async_generate("Hello", GREEDY | {"max_new_tokens": 3000}))
-        await asyncio.sleep(0.2)
-        endless.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await endless
-        assert engine.get_server_info()["num_running"] == 0
-
-    asyncio.run(main())
+async def test_the_asynchronous_twin_gives_the_same(engine: jsg.Engine):
+    several = await asyncio.gather(*(engine.async_generate("Hello", GREEDY) for _ in range(8)))
+    assert {r["text"] for r in several} == {engine.generate("Hello", GREEDY)["text"]}
+    streamed = [r async for r in await engine.async_generate("Hello", GREEDY, stream=True)]
+    assert streamed[-1]["text"] == several[0]["text"]
+    endless = asyncio.create_task(engine.async_generate("Hello", GREEDY | {"max_new_tokens": 3000}))
+    await asyncio.sleep(0.2)
+    endless.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await endless
+    assert engine.get_server_info()["num_running"] == 0
 
 
 def test_threads_share_one_engine(engine: jsg.Engine):
@@ -211,8 +206,7 @@ def test_a_program_that_forgets_to_close_its_engine_ends_well(compile_cache_dir:
         "print(engine.generate('Hello', {'max_new_tokens': 2})['meta_info']['completion_tokens'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.strip() in {"1", "2"}
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip() in {"1", "2"}
 
 
 @jsg.function

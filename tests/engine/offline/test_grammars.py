@@ -85,22 +85,16 @@ def test_calls_of_many_threads_do_not_take_each_others_grammars(engine: jsg.Engi
     assert found == [expected(6)] * 5
 
 
-def test_several_threads_compile_a_grammar_once(engine: jsg.Engine, compiled: list[str]):
-    async def main() -> None:
-        results = await asyncio.gather(*(engine.async_generate("x", samplings(1)[0]) for _ in range(8)))
-        assert {result["text"] for result in results} == {"a000"}
-
-    asyncio.run(main())
+async def test_several_threads_compile_a_grammar_once(engine: jsg.Engine, compiled: list[str]):
+    results = await asyncio.gather(*(engine.async_generate("x", samplings(1)[0]) for _ in range(8)))
+    assert {result["text"] for result in results} == {"a000"}
     assert len(compiled) == 1 and engine._grammars._compiling == {}
 
 
-def test_compiling_does_not_stop_the_event_loop(engine: jsg.Engine, compiled: list[str]):
-    async def main() -> list[str]:
-        streamed = await engine.async_generate("x", samplings(1)[0], stream=True)
-        whole = await engine.async_generate(["x"] * 2, samplings(3)[1:])
-        return [[each["text"] async for each in streamed][-1], *(each["text"] for each in whole)]
-
-    assert asyncio.run(main()) == expected(3)
+async def test_compiling_does_not_stop_the_event_loop(engine: jsg.Engine, compiled: list[str]):
+    streamed = await engine.async_generate("x", samplings(1)[0], stream=True)
+    whole = await engine.async_generate(["x"] * 2, samplings(3)[1:])
+    assert [[each["text"] async for each in streamed][-1], *(each["text"] for each in whole)] == expected(3)
     assert sorted(compiled) == sorted(f"asyncio a00{i}" for i in range(3)), "another thread compiled them"
 
 

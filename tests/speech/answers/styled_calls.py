@@ -1,14 +1,15 @@
 """Random tools with random arguments, and their calls as the chat templates of models write earlier calls."""
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jsg.constrained.call_styles import LITERAL_MARKS, XML_MARKS, ArgumentTypes, CallStyle, json_of
+from jsg.speech.answers.call_reader import CallReader
 from jsg.speech.answers.json_scanner import ScanStep
-from jsg.speech.answers.literal_call_reader import LiteralCallReader
-from jsg.speech.answers.xml_call_reader import XmlCallReader
+from jsg.speech.dialects import DIALECTS
 
 NAMES = ("text", "n", "a-b", "path.to", "größe", "_x1")
 _PIECES = (
@@ -187,19 +188,14 @@ def _gemma(value: Value, quote: str) -> str:
             return str(value)
 
 
-Reader = XmlCallReader | LiteralCallReader
-
-
-def reader(style: CallStyle, schema: Mapping[str, Any] | None = None) -> Reader:
+def reader(style: CallStyle, schema: Mapping[str, Any] | None = None) -> CallReader:
     """A reader of a call of `f` or `g`, which have this schema."""
-    names = frozenset(("f", "g"))
-    if style in XML_MARKS:
-        types = ArgumentTypes.read(schema)
-        return XmlCallReader(XML_MARKS[style], names, {"f": types, "g": types})
-    return LiteralCallReader(LITERAL_MARKS[style], names)
+    types = ArgumentTypes.read(schema)
+    dialect = dataclasses.replace(DIALECTS["hermes"], style=style)
+    return CallReader(dialect, frozenset(("f", "g")), {"f": types, "g": types})
 
 
-def fragments(reader_: Reader, pieces: list[str]) -> Iterator[str]:
+def fragments(reader_: CallReader, pieces: list[str]) -> Iterator[str]:
     """What the reader gives after each piece of a text that is a whole call."""
     steps = [ScanStep.INSIDE]
     for piece in pieces:

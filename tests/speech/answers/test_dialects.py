@@ -121,10 +121,15 @@ def test_little_is_held_back_of_prose_that_looks_like_a_call(dialect: str) -> No
 
 @each_dialect
 def test_broken_calls_leak_no_marker(dialect: str) -> None:
-    """A call is broken at any place, by other text or by a call that begins anew; the text behind it has no marker."""
+    """A call is broken at any place, by other text or by a call that begins anew; the text behind it has no marker.
+
+    Whole or character by character, such a text is the same answer.
+    """
     single = written(dialect, [("f", {"a": [1, "b"]})])
     for cut in range(len(single) + 1):
-        answer = parse(dialect, [single, single[:cut] + ("", "x", "] and")[cut % 3] + single])
+        text = single + single[:cut] + ("", "x", "] and")[cut % 3] + single
+        answer = parse(dialect, [text])
+        assert parse(dialect, list(text)) == answer
         assert answer.calls[0].name == "f"
         assert not any(mark in (answer.content or "") for mark in DIALECTS[dialect].markers), single[:cut]
 

@@ -118,8 +118,7 @@ def test_renders_as_transformers_does(
         eos_token="</s>",
         **extra,
     )
-    assert ours == theirs[0]
-    assert ours
+    assert ours == theirs[0] and ours
 
 
 def test_a_known_rendering() -> None:
@@ -250,8 +249,7 @@ def test_a_model_without_template_says_what_to_do() -> None:
 
 def test_strftime_now_gives_the_date() -> None:
     rendered = _template("{{ strftime_now('%Y') }}").render(TALK)
-    assert rendered.isdecimal()
-    assert int(rendered) >= 2024
+    assert rendered.isdecimal() and int(rendered) >= 2024
 
 
 def test_the_tiny_model_chats() -> None:
@@ -261,8 +259,7 @@ def test_the_tiny_model_chats() -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert ids[0] == tokenizer.token_id("<|user|>")
     assert ids[-2:] == [tokenizer.eos_token_id, tokenizer.token_id("<|assistant|>")]
-    assert tokenizer.decode(ids) == "Hello there"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.decode(ids) == "Hello there" and tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 class TestWhatItReads:

@@ -36,8 +36,7 @@ class TestTexts:
     def test_texts_one_behind_another_are_one_text(self, tokenizer: Tokenizer):
         encoded = encode_parts(tokenizer, [_markup("the qu"), TextPart("ick brown"), _markup(" fox")])
         whole = tuple(tokenizer.encode("the quick brown fox"))
-        assert encoded.input_ids == whole
-        assert encoded.part_ids == (whole, (), ())
+        assert encoded.input_ids == whole and encoded.part_ids == (whole, (), ())
         assert encoded.joined == encoded.position_jumps == ()
 
     def test_a_raw_prompt_begins_as_the_checkpoint_says_and_a_template_as_it_wrote_itself(self, tokenizer: Tokenizer):
@@ -172,16 +171,14 @@ class TestPositionsAndBranches:
     def test_branches_stand_one_behind_another(self, tokenizer: Tokenizer):
         branches = JoinedPart(((TokenPart((7, 8)), OffsetPart(9)), (), (OffsetPart(5), TokenPart((9,)))))
         encoded = encode_parts(tokenizer, [TokenPart((5, 6)), branches, TokenPart((4,))])
-        assert encoded.input_ids == (5, 6, 7, 8, 9, 4)
-        assert encoded.joined == (2, 4, 4, 5)
+        assert encoded.input_ids == (5, 6, 7, 8, 9, 4) and encoded.joined == (2, 4, 4, 5)
         assert encoded.position_jumps == ((4, 5),)
 
     def test_a_branch_begins_behind_what_is_common_and_not_behind_another_branch(self, tokenizer: Tokenizer):
         common = tuple(tokenizer.encode("the"))
         branch = JoinedPart(((TextPart("<|im_start|>"),), (TextPart("re"), TextPart("e")), (TextPart("re"),)))
         encoded = encode_parts(tokenizer, [TokenPart(common), branch, TextPart("s")])
-        assert len(encoded.part_ids) == 5
-        assert encoded.part_ids[2] == ()
+        assert len(encoded.part_ids) == 5 and encoded.part_ids[2] == ()
         for ids, text in ((encoded.part_ids[1], "ree"), (encoded.part_ids[3], "re"), (encoded.part_ids[4], "s")):
             assert list(ids) == tokenizer.encode(text, add_special_tokens=False, continues=True)
         alone = encode_parts(tokenizer, [JoinedPart(((TextPart("a"),), (TextPart("a"),))), TextPart("b")])
@@ -299,8 +296,7 @@ class TestChoices:
     def test_behind_tokens_a_choice_goes_on_where_they_end(self, tokenizer: Tokenizer):
         first = tuple(tokenizer.encode("the quick"))
         encoded = encode_choices(tokenizer, [TextPart("the"), TokenPart(first)], ["ly", " fox"])
-        assert len(encoded.before.part_ids) == 1
-        assert encoded.common_ids == ()
+        assert len(encoded.before.part_ids) == 1 and encoded.common_ids == ()
         assert [tokenizer.decode([*first, *ids]) for ids in encoded.choice_ids] == ["the quickly", "the quick fox"]
 
     def test_special_tokens_in_a_choice_are_plain(self, tokenizer: Tokenizer):

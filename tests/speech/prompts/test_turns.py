@@ -89,8 +89,7 @@ def test_what_closes_a_turn_begins_whatever_comes_next(name: str) -> None:
             except RequestError:
                 continue
             closed += 1
-            assert opening.text.startswith(closing)
-            assert opening.reply.startswith(closing)
+            assert opening.text.startswith(closing) and opening.reply.startswith(closing)
     assert closed >= 4
 
 
@@ -107,15 +106,13 @@ def test_where_a_template_cannot_end_only_what_is_certain_is_written() -> None:
     folded = _turns(STYLES["folded"])
     assert folded.ending((SYSTEM,)) == folded.closing((SYSTEM,)) == "\n<</SYS>>\n\n"
     moving = _turns(STYLES["moving"])
-    assert moving.ending((SYSTEM,)) == "\n\n"
-    assert moving.opening((SYSTEM, USER)).text == "\n\n"
+    assert moving.ending((SYSTEM,)) == "\n\n" and moving.opening((SYSTEM, USER)).text == "\n\n"
 
 
 def test_an_answer_of_the_model_begins_behind_the_generation_prompt() -> None:
     replies = {name: _turns(style).opening((USER, ASSISTANT)).reply for name, style in STYLES.items()}
     assert replies["folded"] == " [/INST]", "the blank is the beginning of the model's first word"
-    assert replies["words"] == " ASSISTANT:"
-    assert replies["reasoning"] == "<|Assistant|><think>\n"
+    assert replies["words"] == " ASSISTANT:" and replies["reasoning"] == "<|Assistant|><think>\n"
     assert _turns(STYLES["reasoning"]).opening((USER, ASSISTANT)).text == "<|Assistant|>"
     assert _turns(STYLES["reasoning"]).opening((USER, ASSISTANT)).certain == "<|Assistant|>"
 

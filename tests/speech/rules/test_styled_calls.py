@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from jsg.constrained.call_styles import LITERAL_MARKS, XML_MARKS, CallStyle, is_plain_name
+from jsg.constrained.call_styles import CALL_MARKS, CallStyle, is_plain_name
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, named_tokens, special_bytes, spelled
 from jsg.constrained.tags.front import structural_tag_grammar
@@ -27,7 +27,8 @@ SPECIAL = {
 
 
 def tag(style: CallStyle, schema: dict[str, Any], special: tuple[str, ...] = (), *, is_strict: bool = True) -> str:
-    call = styled_call("f", schema, style, special, is_strict=is_strict)
+    arguments = {"type": "json_schema", "json_schema": schema} | ({} if is_strict else {"or_any_object": True})
+    call = styled_call("f", arguments, style, special)
     elements = [{"type": "const_string", "value": part} if isinstance(part, str) else part for part in call]
     return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
 
@@ -41,7 +42,7 @@ def machine(
 
 def walk(machine_: Machine, style: CallStyle, special: tuple[str, ...], chance: random.Random) -> str | None:
     """A random call that the machine allows; None where it did not come to its end soon."""
-    marks = XML_MARKS.get(style) or LITERAL_MARKS[style]
+    marks = CALL_MARKS[style]
     ends = [forbidden_in_strings(style) or '"', marks.end, "]", "}", ",", *NAMES, "null", "True", "12", "\n"]
     hints = [spelled(end, special) for end in ends] + [end.encode() for end in ends]
     config, text = machine_.start(), bytearray()
@@ -143,8 +144,7 @@ def test_values_of_xml_styles(schema: dict[str, Any], good: list[str], bad: list
 )
 def test_values_of_notations(style: CallStyle, good: str, bad: str) -> None:
     machine_ = machine(style, {"type": "object", "properties": {"c": {}, "B": {}, "a": {}}, "required": ["a"]})
-    assert accepts(machine_, good)
-    assert not accepts(machine_, bad)
+    assert accepts(machine_, good) and not accepts(machine_, bad)
 
 
 def test_which_arguments_there_are() -> None:
@@ -167,6 +167,8 @@ def test_a_mark_that_is_a_special_token_is_not_written_as_text() -> None:
     assert not can_begin(machine_, 'call:f{a:<|"|>')
     text = tag("gemma", of({"type": "string"}), special)
     assert named_tokens(GrammarSpec("structural_tag", text)) == ['<|"|>']
+    around = {"type": "structural_tag", "format": {"type": "whole", "kind": "structural_tag", "text": text}}
+    assert named_tokens(GrammarSpec("structural_tag", json.dumps(around))) == ['<|"|>']
 
 
 REFUSED = [

@@ -1,38 +1,25 @@
 // Settings and turns → the body of a request, and the same request as curl, as Python and in jsg's language.
 
+import { GEN_NAMES, NUMBERS_IN_STEPS } from "./parameters.js"; // the server makes it of its table
+
+export const NUMBERS = [
+  ...NUMBERS_IN_STEPS,
+  ["max_tokens", "Max tokens", { min: 0, step: 1 }],
+  ["seed", "Seed", { step: 1 }],
+  ["thinking_budget", "Thinking budget", { min: 0, step: 1 }],
+];
+
 /** What a new conversation begins with. Every number is a text; an empty one leaves the field out. */
 export const DEFAULTS = {
   system: "",
-  temperature: "",
-  top_p: "",
-  top_k: "",
-  min_p: "",
-  frequency_penalty: "",
-  presence_penalty: "",
-  repetition_penalty: "",
-  max_tokens: "",
-  seed: "",
+  ...Object.fromEntries(NUMBERS.map(([name]) => [name, ""])),
   thinking: "",
-  thinking_budget: "",
   stop: "",
   logprobs: false,
   tools: "",
   form: "",
   grammar: "",
 };
-
-export const NUMBERS = [
-  ["temperature", "Temperature", { min: 0, step: 0.1 }],
-  ["top_p", "Top p", { min: 0, max: 1, step: 0.05 }],
-  ["top_k", "Top k", { min: -1, step: 1 }],
-  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }],
-  ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: 0.1 }],
-  ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: 0.1 }],
-  ["repetition_penalty", "Repetition penalty", { min: 0, max: 2, step: 0.05 }],
-  ["max_tokens", "Max tokens", { min: 0, step: 1 }],
-  ["seed", "Seed", { step: 1 }],
-  ["thinking_budget", "Thinking budget", { min: 0, step: 1 }],
-];
 
 /** Whether the model thinks before it answers; the chat template has the default. */
 export const THINKING = [
@@ -150,10 +137,7 @@ print(answer.choices[0].message.content)
 `;
 }
 
-const GEN_FIELDS = (
-  "max_tokens stop temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty seed regex " +
-  "json_schema ebnf choices"
-).split(" ");
+const GEN_FIELDS = [...GEN_NAMES, "choices"];
 const LANG_TOOLS =
   "# Tools belong to /v1/chat/completions; a program chooses with sgl.select, or calls functions of Python.\n";
 const LANG_THINKING =

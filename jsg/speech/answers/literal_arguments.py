@@ -1,4 +1,4 @@
-"""Reads one call of a tool whose arguments are literals of Python or of a notation like it, character by character."""
+"""Reads arguments that are literals of Python or of a notation like it, character by character."""
 
 import json
 import math
@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, final
 
-from jsg.constrained.call_styles import PLAIN_NAME, PYTHON_WORDS, LiteralMarks, is_plain_name
+from jsg.constrained.call_styles import PLAIN_NAME, PYTHON_WORDS, LiteralMarks
 from jsg.speech.answers.json_scanner import MAX_DEPTH, ScanStep
 from jsg.speech.answers.raw_value import MAX_SCALAR_LEN, json_text
-from jsg.speech.answers.read_call import ReadCall
 
 _WHITESPACE = " \t\r\n"
 _WORDS = {**PYTHON_WORDS, "true": "true", "false": "false", "null": "null"}
@@ -44,58 +43,33 @@ class _Level(NamedTuple):
 
 
 @final
-class LiteralCallReader(ReadCall):
-    """A call as far as it has been read, with the interface of `CallReader`.
+class LiteralArguments:
+    """What follows the name and the bracket behind it, up to the bracket after the arguments.
 
-    It begins with the name or the mark before it, and ends with the bracket after the arguments. Of strings it gives
-    every character when it comes, except escapes (at most nine characters) and what may be the mark after a string.
-    Keys, numbers and words are held until they end, and have at most `MAX_SCALAR_LEN` characters.
+    Of strings it gives every character when it comes, except escapes (at most nine characters) and what may be the
+    mark after a string. Keys, numbers and words are held until they end, and have at most `MAX_SCALAR_LEN` characters.
 
     Lists, tuples and dictionaries with strings as keys, strings in one quote on each side, numbers, and the words of
     Python and JSON are read. Names of variables, calls inside calls and positional arguments are no literals.
-
-    Attributes:
-        name: The tool's name, once it is known.
-        has_arguments: The arguments have begun: there is one, or the call has ended.
     """
 
-    def __init__(self, marks: LiteralMarks, names: frozenset[str] | None):
-        """Begins a call. `names` are the tools that exist; None accepts any name."""
-        super().__init__()
+    def __init__(self, marks: LiteralMarks, fragments: list[str]):
+        """Begins the arguments, which go to `fragments` as JSON once the first one has its key."""
         self._marks = marks
-        self._names = names
-        self._take: Callable[[str], ScanStep] = self._in_head
-        self._levels: list[_Level] = []
+        self._begun = fragments
+        self._fragments: list[str] = []
+        self._take: Callable[[str], ScanStep] = self._in_structure
+        self._levels = [_Level(marks.end, "}", marks.assign, has_bare_keys=True)]
         self._expects = "key"
         self._lead = "{"
         self._held = ""
         self._quote = ""
 
     def push(self, char: str) -> ScanStep:
-        """Takes one character. After LAST or WRONG the reader must not be used any more."""
-        step = self._take(char)
-        if step is not ScanStep.WRONG:
-            self._raw.append(char)
-        return step
+        """Takes one character."""
+        return self._take(char)
 
     # The states. Each is a method that takes one character.
-
-    def _in_head(self, char: str) -> ScanStep:
-        """In the name and the marks around it."""
-        before, after = self._marks.name
-        if not self._held and char in _WHITESPACE:
-            return ScanStep.INSIDE
-        if char == after and self._held.startswith(before):
-            name, self._held = self._held.removeprefix(before), ""
-            if not (is_plain_name(name) if self._names is None else name in self._names):
-                return ScanStep.WRONG
-            self.name = name
-            self._levels = [_Level(self._marks.end, "}", self._marks.assign, has_bare_keys=True)]
-            self._take = self._in_structure
-            return ScanStep.INSIDE
-        self._held += char
-        is_begun = before.startswith(self._held[: len(before)])
-        return ScanStep.INSIDE if is_begun and len(self._held) <= MAX_SCALAR_LEN else ScanStep.WRONG
 
     def _in_structure(self, char: str) -> ScanStep:
         """Outside strings, numbers and words."""
@@ -112,7 +86,7 @@ class LiteralCallReader(ReadCall):
             case "assign" if char == level.assign:
                 self._fragments.append(": ")
                 self._expects = "value"
-                self.has_arguments = True
+                self._begin_arguments()
                 return ScanStep.INSIDE
             case "key" | "value" if self._begin(char, level):
                 return ScanStep.INSIDE
@@ -228,8 +202,13 @@ class LiteralCallReader(ReadCall):
         self._levels.pop()
         self._lead = ""
         self._expects = "more"
-        self.has_arguments = True
+        self._begin_arguments()
         return ScanStep.INSIDE if self._levels else ScanStep.LAST
+
+    def _begin_arguments(self) -> None:
+        if self._fragments is not self._begun:
+            self._begun += self._fragments
+            self._fragments = self._begun
 
     def _begin_string(self, quote: str) -> None:
         self._quote, self._held = quote, ""

@@ -1,61 +1,42 @@
-"""Reads one call of a tool whose arguments are between marks, character by character."""
+"""Reads arguments between marks, character by character."""
 
 import json
 from collections.abc import Callable, Mapping
 from typing import final
 
-from jsg.constrained.call_styles import ALL_TYPES, TYPE_MARKS, ArgumentTypes, XmlMarks, is_plain_name
+from jsg.constrained.call_styles import ALL_TYPES, TYPE_MARKS, ArgumentTypes, XmlMarks
 from jsg.speech.answers.json_scanner import ScanStep
 from jsg.speech.answers.raw_value import RawValue
-from jsg.speech.answers.read_call import ReadCall
 
 MAX_NAME_LEN = 1_000
+NO_NAME = frozenset("<>\n")
 _WHITESPACE = " \t\r\n"
-_NO_NAME = frozenset("<>\n")
 
 
 @final
-class XmlCallReader(ReadCall):
-    """A call as far as it has been read, with the interface of `CallReader`.
-
-    It begins after the mark that opens a call, with white space or the mark of the name, and ends with the mark after
-    the last argument. White space between marks does not matter.
+class XmlArguments:
+    """What follows the name, up to the mark after the last argument. White space between marks does not matter.
 
     Of a string it holds back what may be the mark after it: less than the mark and the pad are long. `RawValue` says
     what of other values is held.
-
-    Attributes:
-        name: The tool's name, once it is known.
-        has_arguments: The arguments have begun: there is one, or the call has ended.
     """
 
-    def __init__(self, marks: XmlMarks, names: frozenset[str] | None, types: Mapping[str, ArgumentTypes]):
-        """Begins a call.
-
-        Args:
-            marks: The style's.
-            names: The tools that exist; None accepts any name.
-            types: What the arguments of each tool may be. Those of a tool that is not among them may be anything.
-        """
-        super().__init__()
+    def __init__(self, marks: XmlMarks, types: ArgumentTypes, fragments: list[str]):
+        """Begins the arguments, which may be of these `types` and go to `fragments` as JSON."""
         self._marks = marks
-        self._names = names
         self._types = types
-        self._argument_types = ArgumentTypes()
+        self._fragments = fragments
         self._expected: Mapping[str, Callable[[str], None]] = {}
-        self._take: Callable[[str], ScanStep] = self._between
         self._held = ""
+        self._lead = "{"
         self._key = ""
-        self._num_keys = 0
         self._value = RawValue(ALL_TYPES)
-        self._expect({marks.name[0]: self._begin_name})
+        self._take: Callable[[str], ScanStep]
+        self._expect_argument()
 
     def push(self, char: str) -> ScanStep:
-        """Takes one character. After LAST or WRONG the reader must not be used any more."""
-        step = self._take(char)
-        if step is not ScanStep.WRONG:
-            self._raw.append(char)
-        return step
+        """Takes one character."""
+        return self._take(char)
 
     # The states. Each is a method that takes one character.
 
@@ -63,9 +44,6 @@ class XmlCallReader(ReadCall):
         """Between marks, or inside one that is expected."""
         if char in _WHITESPACE and not self._held:
             return ScanStep.INSIDE
-        if "" in self._expected:
-            self._expected[""]("")
-            return self._take(char)
         self._held += char
         if self._held in self._expected:
             mark, self._held = self._held, ""
@@ -73,24 +51,12 @@ class XmlCallReader(ReadCall):
             return ScanStep.LAST if mark == self._marks.end else ScanStep.INSIDE
         return ScanStep.INSIDE if any(mark.startswith(self._held) for mark in self._expected) else ScanStep.WRONG
 
-    def _in_name(self, char: str) -> ScanStep:
-        end = self._marks.name[1]
-        if not end and (char in _WHITESPACE or char == "<"):
-            return self._between(char) if self._end_name(self._held) else ScanStep.WRONG
-        self._held += char
-        if end and self._held.endswith(end):
-            return ScanStep.INSIDE if self._end_name(self._held[: -len(end)]) else ScanStep.WRONG
-        return self._bounded(char, end)
-
     def _in_key(self, char: str) -> ScanStep:
         end = self._marks.key[1]
         self._held += char
         if self._held.endswith(end):
             return ScanStep.INSIDE if self._end_key(self._held[: -len(end)]) else ScanStep.WRONG
-        return self._bounded(char, end)
-
-    def _bounded(self, char: str, end: str) -> ScanStep:
-        is_wrong = len(self._held) > MAX_NAME_LEN or (char in _NO_NAME and char not in end)
+        is_wrong = len(self._held) > MAX_NAME_LEN or (char in NO_NAME and char not in end)
         return ScanStep.WRONG if is_wrong else ScanStep.INSIDE
 
     def _before_value(self, char: str) -> ScanStep:
@@ -120,19 +86,6 @@ class XmlCallReader(ReadCall):
         self._expected = marks
         self._take = self._between
 
-    def _begin_name(self, _: str) -> None:
-        self._take = self._in_name
-
-    def _end_name(self, name: str) -> bool:
-        """Takes the name. False if a call must not have it."""
-        self._held = ""
-        if not (is_plain_name(name) if self._names is None else name in self._names):
-            return False
-        self.name = name
-        self._argument_types = self._types.get(name, self._argument_types)
-        self._expect_argument()
-        return True
-
     def _expect_argument(self) -> None:
         self._expect({self._marks.key[0]: self._begin_key, self._marks.end: self._end_call})
 
@@ -144,9 +97,8 @@ class XmlCallReader(ReadCall):
         self._held = ""
         if not key:
             return False
-        self._fragments.append(f"{', ' if self._num_keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-        self.has_arguments = True
-        self._num_keys += 1
+        self._fragments.append(f"{self._lead}{json.dumps(key, ensure_ascii=False)}: ")
+        self._lead = ", "
         self._key = key
         if self._marks.says_type:
             self._expect(dict.fromkeys(TYPE_MARKS, self._begin_value))
@@ -158,7 +110,7 @@ class XmlCallReader(ReadCall):
 
     def _begin_value(self, mark: str) -> None:
         is_string = TYPE_MARKS.get(mark) if self._marks.says_type else None
-        types = self._argument_types.of(self._key)
+        types = self._types.of(self._key)
         if is_string is not None:
             types = frozenset(("string",)) if is_string else ALL_TYPES - {"string"}
         self._value = RawValue(types)
@@ -182,5 +134,4 @@ class XmlCallReader(ReadCall):
         return ScanStep.INSIDE
 
     def _end_call(self, _: str) -> None:
-        self._fragments.append("}" if self._num_keys else "{}")
-        self.has_arguments = True
+        self._fragments.append("{}" if self._lead == "{" else "}")
