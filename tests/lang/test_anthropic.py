@@ -1,6 +1,5 @@
 """`jsg.Anthropic`: the real package, a real socket, a toy model behind the rules of the real API."""
 
-import asyncio
 import base64
 
 import pytest
@@ -19,23 +18,20 @@ def backend_of(wire: WireServer, **options):
     return closing(Anthropic("toy", **{"base_url": wire.url, "retry": QUICK, **options}))
 
 
-def test_f18_the_system_prompt_stays_for_every_gen(wire):
-    async def main():
-        async with backend_of(wire) as backend:
-            session = backend.open()
-            await tell(session, RoleBegin("system"), "Be short.", RoleEnd("system"))
-            await ask(session)
-            first = await write(session, stop=("\nB",))
-            assert first.text == "Name: Ada Lovelace"
-            assert first.meta["finish_reason"] == {"type": "stop", "matched": "\nB"}
-            assert first.meta["completion_tokens"] == 8
-            assert (first.meta["prompt_tokens"], first.meta["cached_tokens"]) == (wire.prompt_tokens, 1)
-            await tell(session, RoleEnd("assistant"))
-            await ask(session, "And?")
-            await write(session, max_tokens=1)
-            assert backend.usage().prompt_tokens == wire.prompt_tokens
-
-    asyncio.run(main())
+async def test_f18_the_system_prompt_stays_for_every_gen(wire):
+    async with backend_of(wire) as backend:
+        session = backend.open()
+        await tell(session, RoleBegin("system"), "Be short.", RoleEnd("system"))
+        await ask(session)
+        first = await write(session, stop=("\nB",))
+        assert first.text == "Name: Ada Lovelace"
+        assert first.meta["finish_reason"] == {"type": "stop", "matched": "\nB"}
+        assert first.meta["completion_tokens"] == 8
+        assert (first.meta["prompt_tokens"], first.meta["cached_tokens"]) == (wire.prompt_tokens, 1)
+        await tell(session, RoleEnd("assistant"))
+        await ask(session, "And?")
+        await write(session, max_tokens=1)
+        assert backend.usage().prompt_tokens == wire.prompt_tokens
     first, second = wire.requests
     assert first["system"] == second["system"] == [{"type": "text", "text": "Be short."}]
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]

@@ -153,8 +153,7 @@ class TestKeyFile:
     def test_a_server_does_not_start_without_it(self, make_server: ServerMaker, tmp_path):
         with make_server(server={"api_key_file": str(tmp_path / "missing")}, wait=False) as server:
             error = server.join()
-        assert isinstance(error, ConfigError)
-        assert "--api-key-file" in str(error)
+        assert isinstance(error, ConfigError) and "--api-key-file" in str(error)
 
 
 def all_routes() -> list[tuple[str, str]]:
@@ -202,8 +201,7 @@ class TestEveryRoute:
         if path in PROBES:
             assert response.status_code == 200
             return
-        assert response.status_code == 401
-        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
         if path.startswith("/v1/messages"):
             assert response.json()["error"]["type"] == "authentication_error" if method != "HEAD" else True
         for key in (USER, OTHER, ADMIN):
@@ -225,8 +223,7 @@ class TestEveryRoute:
 
     @pytest.mark.parametrize("target", ["/health?x=/generate", "/%68ealth", "/ready", "http://localhost/health"])
     def test_the_probes_under_any_spelling_show_what_probes_show(self, guarded: RunningServer, target):
-        assert raw_status(guarded, target) == 200
-        assert raw_status(guarded, target, "POST") == 405
+        assert raw_status(guarded, target) == 200 and raw_status(guarded, target, "POST") == 405
 
 
 class TestKeys:
@@ -289,8 +286,7 @@ class TestAdmin:
     def test_what_touches_others_is_for_the_admin(self, guarded: RunningServer, method, path):
         for key in (USER, OTHER):
             response = guarded.http.request(method, path, headers=bearer(key))
-            assert response.status_code == 403
-            assert "--admin-api-key" in response.json()["error"]["message"]
+            assert response.status_code == 403 and "--admin-api-key" in response.json()["error"]["message"]
         assert guarded.http.request(method, path, headers=bearer(ADMIN)).status_code == 200
 
     def test_all_of_a_user_are_only_his(self, guarded: RunningServer):
@@ -363,8 +359,7 @@ class TestOrigins:
         preflight = guarded.http.options(path, headers={**headers, **PREFLIGHT})
         assert preflight.status_code == 403
         posted = guarded.http.post(path, json={"text": "a"}, headers={**headers, **bearer(ADMIN)})
-        assert posted.status_code == 403
-        assert "--cors-allow-origin" in posted.json()["error"]["message"]
+        assert posted.status_code == 403 and "--cors-allow-origin" in posted.json()["error"]["message"]
         read = guarded.http.get("/v1/models", headers={**headers, **bearer(ADMIN)})
         assert read.status_code == 200
         for response in (preflight, posted, read):

@@ -96,11 +96,9 @@ def test_branches_of_a_program_share_a_picture(server, engine):
         over_http = judge.run(png(), backend=endpoint)
         assert encoded_tiles(server) == before + 1
         inside = judge.run(png(), backend=engine)
-    assert over_http["opinions"] == inside["opinions"]
-    assert over_http["choice"] == inside["choice"]
+    assert over_http["opinions"] == inside["opinions"] and over_http["choice"] == inside["choice"]
     for state in (over_http, inside):
-        assert all(state["opinions"])
-        assert min(state["cached"]) > PATCHES
+        assert all(state["opinions"]) and min(state["cached"]) > PATCHES
     assert over_http.text() == inside.text()
 
 

@@ -346,8 +346,7 @@ def json_chars(holder: Any, size: int) -> int:
 
 def test_texts_are_joined_between_pictures():
     first, second = MediaSource("image", "a"), MediaSource("video", "b")
-    assert joined_content(["a", "", "b"]) == "ab"
-    assert joined_content([]) == joined_content([""]) == ""
+    assert joined_content(["a", "", "b"]) == "ab" and joined_content([]) == joined_content([""]) == ""
     shown = joined_content(["", first, "a", "", "b", second, first, "", "c"])
     texts = [{"type": "text", "text": text} for text in ("ab", "c")]
     assert shown == [first, texts[0], second, first, texts[1]]

@@ -40,7 +40,6 @@ def test_what_changes_nothing_is_checked_all_the_same():
 
 
 def test_one_each():
-    assert one_each("rid", None, 2, "d") == ["d", "d"]
-    assert one_each("rid", "a", 2, "d") == ["a", "a"]
+    assert one_each("rid", None, 2, "d") == ["d", "d"] and one_each("rid", "a", 2, "d") == ["a", "a"]
     assert one_each("rid", ["a", None], 2, "d") == ["a", "d"]
     assert one_each("top_logprobs_num", 0, 2, 7) == [0, 0]

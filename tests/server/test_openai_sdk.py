@@ -80,10 +80,8 @@ class TestChat:
         raw = client.chat.completions.with_raw_response.create(model="fake", messages=HI, max_completion_tokens=4)
         answer = ChatCompletion.model_validate_json(raw.text)
         assert extras(answer) == OF_SGLANG | {"reasoning"}
-        assert answer == raw.parse()
-        assert answer.choices[0].message.content == "use"
-        assert answer.choices[0].message.refusal is None
-        assert answer.usage is not None
+        assert answer == raw.parse() and answer.choices[0].message.content == "use"
+        assert answer.choices[0].message.refusal is None and answer.usage is not None
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + 4
         assert answer.usage.prompt_tokens_details is not None
         assert answer.usage.completion_tokens_details is not None
@@ -129,8 +127,7 @@ class TestChat:
         assert answer.id == "r-1"
         assert [choice.index for choice in answer.choices] == [0, 1]
         logprobs = answer.choices[0].logprobs
-        assert logprobs is not None
-        assert logprobs.content is not None
+        assert logprobs is not None and logprobs.content is not None
         assert [len(token.top_logprobs) for token in logprobs.content] == [20, 20, 20]
 
     def test_a_stream(self, client):
@@ -149,16 +146,14 @@ class TestChat:
             "reasoning_content": None,
         }
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "use"
-        assert chunks[-1].usage is not None
-        assert chunks[-1].usage.completion_tokens == 4
+        assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
 
     def test_the_packages_own_accumulator(self, client):
         with client.chat.completions.stream(model="fake", messages=HI, stop="e", logprobs=True) as events:
             kinds = {event.type for event in events}
             final = events.get_final_completion()
         assert {"chunk", "content.delta", "content.done"} <= kinds
-        assert final.choices[0].message.content == "us"
-        assert final.choices[0].finish_reason == "stop"
+        assert final.choices[0].message.content == "us" and final.choices[0].finish_reason == "stop"
         assert final.choices[0].logprobs is not None
         assert [token.token for token in final.choices[0].logprobs.content or ()] == ["<|im_start|>", "u", "s", "e"]
 
@@ -168,8 +163,7 @@ class TestCompletions:
         raw = client.completions.with_raw_response.create(model="fake", prompt="abc", max_tokens=4, logprobs=2)
         answer = Completion.model_validate_json(raw.text)
         assert extras(answer) == OF_SGLANG - {"reasoning_content"}
-        assert answer == raw.parse()
-        assert answer.choices[0].text == "abca"
+        assert answer == raw.parse() and answer.choices[0].text == "abca"
         assert answer.choices[0].logprobs is not None
         assert answer.choices[0].logprobs.text_offset == [0, 1, 2, 3]
 
