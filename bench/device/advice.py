@@ -334,12 +334,13 @@ def _cascade(run: Run, figures: Figures) -> Iterator[Advice]:
 
 def _types(run: Run, figures: Figures) -> Iterator[Advice]:
     """For each short type, up to how many rows its products are faster."""
-    by_type: dict[str, dict[int, Figure]] = collections.defaultdict(dict)
-    for figure in figures.all(kind="quantised"):
+    by_type: dict[tuple[str, str], dict[int, Figure]] = collections.defaultdict(dict)
+    for figure in (*figures.all(kind="quantised"), *figures.all(kind="few-bits")):
         name = figure.facts["quantization"] + (" (rows in e4m3 too)" if figure.facts.get("rounds_rows") else "")
-        by_type[name][figure.facts["rows"]] = figure
-    plain = by_type.pop("none", {})
-    for name, sides in by_type.items():
+        if "rows" in figure.facts:
+            by_type[figure.facts["kind"], name][figure.facts["rows"]] = figure
+    for (kind, name), sides in by_type.items():
+        plain = by_type[kind, "none"] if (kind, "none") in by_type and name != "none" else {}
         gains = {rows: plain[rows].smallest / figure.smallest for rows, figure in sides.items() if rows in plain}
         slower = sorted(rows for rows, gain in gains.items() if gain < 1 / WORTH)
         faster = sorted(rows for rows, gain in gains.items() if gain > WORTH)

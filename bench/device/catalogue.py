@@ -186,6 +186,13 @@ PARTS: Mapping[str, Entry] = {
         "bench.device.quantised:measure",
         figures=("ab_layers", "product_rows"),
     ),
+    "few-bits": Entry(
+        "products with kernels in 4 bits, in groups of 8 bits, and of experts in these",
+        120,
+        "bench.device.few_bits:measure",
+        ops=("few_bits_matmul", "grouped_matmul"),
+        figures=("product_rows", "expert_tokens"),
+    ),
     "encoder": Entry("the vision encoder, tiles and frames", 90, "bench.device.encoder:measure", figures=("images",)),
     "torch-ops": _torch("matmul and attention in PyTorch", 45, "batches", "context"),
     "xla-engine": _compare(BASE),

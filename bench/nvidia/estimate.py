@@ -28,7 +28,7 @@ from jsg.engine.device.expert_load import ExpertLoad, expert_load
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.loading import abstract_model
 from jsg.models.spec import ModelSpec
-from jsg.models.state_specs import DeltaSpec
+from jsg.models.state_specs import DeltaSpec, HeadStates
 from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {
@@ -177,7 +177,7 @@ class Estimate:
         )
 
     def _experts(self, load: Load) -> ExpertLoad:
-        experts = self.config.layers[0].experts
+        experts = next((layer.experts for layer in self.config.layers if layer.experts), None)
         count, chosen = (1, 1) if experts is None else (experts.count, experts.router.choice.per_token)
         return expert_load(count, chosen, load.rows * load.new)
 
@@ -204,18 +204,26 @@ class Estimate:
 
 
 def _tile_flops(config: ModelSpec) -> int:
-    """Operations for a token of a prompt in tiles of the gated delta rule, as many of bfloat16 as take their time.
+    """Operations for a token of a prompt in tiles of linear attention, as many of bfloat16 as take their time.
 
-    Those with a state are two products, as the state is cut in two, and those of two tiles are in tf32, at half the
-    rate. What is found by substitution is in float32, outside the tensor cores.
+    Numbers of float32 are two of bfloat16: of the products of two such matrices three are computed, and two with one
+    that is in bfloat16 anyway. What is found by substitution is in float32, outside the tensor cores. With decays by
+    channel the keys of a tile are multiplied once for each of six distances, and decays summed for each.
     """
     total = 0
     for layer in config.layers:
         rule = layer.attention
-        if isinstance(rule, DeltaSpec):
-            with_state = 2 * 3 * 2 * rule.key_dim * rule.value_dim
-            within = 2 * 2 * QUERY_TILE * rule.key_dim + 2 * 2 * 2 * QUERY_TILE * rule.value_dim
-            total += rule.heads * (with_state + within + FLOAT32_TIMES * 2 * QUERY_TILE**2)
+        if not isinstance(rule, HeadStates):
+            continue
+        keys, values = rule.key_dim, rule.value_dim
+        with_state, of_keys, of_values = 2 * keys * values, 2 * QUERY_TILE * keys, 2 * QUERY_TILE * values
+        if not isinstance(rule, DeltaSpec):
+            of_head = 2 * 2 * with_state + of_keys + 2 * of_values
+        else:
+            within = (6 * (2 * 3 + 2) + 3 * 2) * of_keys if rule.gate_rank else 2 * of_keys
+            of_head = (3 if rule.gate_rank else 2) * 3 * with_state + within + 2 * 3 * of_values
+            of_head += FLOAT32_TIMES * 2 * QUERY_TILE**2
+        total += rule.heads * of_head
     return total
 
 

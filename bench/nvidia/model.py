@@ -34,11 +34,12 @@ Every time is modelled. An H200, and an H100 with 20 layers, were measured with 
   (8.0, 8.6 and 8.9, 9.0, 10.0, 12.0); further layers are like the second of their kind.
 - Every card reaches the H200's shares of its published bandwidth and peak, and its launches start as fast
   (`bench/nvidia/rates.py`). Low power limits, such as the L4's, and other clocks are not modelled.
-- Kernels in int8, with rows in bfloat16: the H200's shares, measured for feed-forward blocks and experts alone; fp8
-  with `--fp8-products off` is alike. On other classes XLA's code for them was compiled, not run.
+- Kernels in int8, with rows in bfloat16, where XLA multiplies: the H200's shares, measured for feed-forward blocks and
+  experts alone. On other classes XLA's code for them was compiled, not run.
 - fp8: rows are rounded to e4m3 too. Products have the shares that jsg's kernel for experts reached in bfloat16, of
   twice the peak, and one kernel up to 256 rows 0.45 of it. They were measured nowhere.
-- Kernels in 4 bits, of models without experts: the shares of 8 bits. They were measured nowhere.
+- Products of jsg's own kernel for few bits, int4 and few rows in int8, of models without experts: the shares of its
+  kernel for experts in 8 bits, by instructions for a number in code for an H200. They were measured nowhere.
 - KV in 8 bits is read at the same share of the bandwidth as bfloat16. This was measured nowhere.
 - States of linear attention are read and written at the share of keys, and products of tiles of prompts have the share
   of the peak of a prompt's attention. Neither was measured. Substitution counts as operations of float32 at that share.

@@ -1,8 +1,8 @@
 """Products of rows that are rounded to e4m3 with kernels in e4m3: who multiplies. See `Fp8Kernel`.
 
 XLA would give a product of one kernel to cuBLASLt. Compiled so for an H200, a dense layer had 17 launches in decoding
-256 rows and 19 in a step of 8192 tokens, instead of 14 with Triton's kernels: cuBLASLt's sums are in float32 and are
-scaled afterwards, it wants a multiple of 16 rows, and XLA takes three launches to round rows.
+256 rows and 19 in a step of 8192 tokens, instead of 10 and 11 with Triton's kernels: cuBLASLt's sums are in float32 and
+are scaled afterwards, it wants a multiple of 16 rows, and XLA takes three launches to round rows.
 """
 
 from collections.abc import Sequence
@@ -14,22 +14,24 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas import reference_fp8
 from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.falling_back import falling_back
-from jsg.kernels_pallas.inputs import Fp8Kernel, GroupKernels
+from jsg.kernels_pallas.inputs import Fp8Kernel, Fp8Rows, GroupKernels
 
 
 def matmul(
-    x: Float[Array, "T D"], kernel: Fp8Kernel, result: jax.typing.DTypeLike, named: str | None, best: str
+    x: Float[Array, "T D"] | Fp8Rows, kernel: Fp8Kernel, result: jax.typing.DTypeLike, named: str | None, best: str
 ) -> Float[Array, "T *out"]:
     """See `ops.matmul`: `named` is the implementation that was asked for, and `best` what works best here."""
     (*out, depth), groups = kernel.values.shape, len(kernel.scale)
     flat = Fp8Kernel(kernel.values.reshape(-1, depth), kernel.scale.reshape(groups, -1))
+    is_rounded = isinstance(x, Fp8Rows)
+    num_rows = len(x.values if is_rounded else x)
     if (named or best) == "triton":
         from jsg.kernels_pallas.fp8_matmul import fp8_matmul
 
         with falling_back("fp8_matmul", "triton", named):
-            return fp8_matmul(x, [flat], result=result, interpret=best != "triton").reshape(len(x), *out)
-    rows = reference_fp8.rounded(x, groups)
-    return reference_fp8.matmul(rows, flat).astype(result).reshape(len(x), *out)
+            return fp8_matmul(x, [flat], result=result, interpret=best != "triton").reshape(num_rows, *out)
+    rows = x if is_rounded else reference_fp8.rounded(x, groups)
+    return reference_fp8.matmul(rows, flat).astype(result).reshape(num_rows, *out)
 
 
 def grouped_matmul(

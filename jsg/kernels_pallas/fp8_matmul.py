@@ -27,8 +27,7 @@ from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.e4m3_dot import e4m3_dot
 from jsg.kernels_pallas.fp8_rounding import rounded
 from jsg.kernels_pallas.grouped_matmul import BARRIER_BYTES, Sizes, tile_of
-from jsg.kernels_pallas.inputs import Fp8Kernel
-from jsg.kernels_pallas.reference_fp8 import Fp8Rows
+from jsg.kernels_pallas.inputs import Fp8Kernel, Fp8Rows
 from jsg.kernels_pallas.reference_rows import opened
 from jsg.kernels_pallas.tuning import fitting, sizes_for
 
@@ -57,7 +56,7 @@ class Read(NamedTuple):
 
 
 def fp8_matmul(
-    x: Float[Array, "T D"],
+    x: Float[Array, "T D"] | Fp8Rows,
     kernels: Sequence[Fp8Kernel],
     *,
     tokens: Int[Array, " R"] | None = None,
@@ -70,19 +69,20 @@ def fp8_matmul(
     """The product of rows and a kernel, or what gates let through of several: see `ops.grouped_gated`.
 
     Args:
-        x: The rows. They are rounded in as many groups as the kernels have.
+        x: The rows. They are rounded in as many groups as the kernels have, or were.
         kernels: One kernel [F, D]; or of experts [E, F, D] one, or that of gates and that of what they let through.
         tokens: Which of the rows row r is; None for row r.
         sizes: Rows of each expert; None for one kernel.
         biases: What is added to each column of each kernel.
-        activation: Which function of the gates, which are rounded to the type of `x`; None for the product itself.
+        activation: Which function of the gates, which are rounded to the result's type; None for the product itself.
         result: Type of the result.
         interpret: Whether it runs in interpret mode.
 
     Raises:
         NotImplementedError: The number of inputs, or of a group's, is no multiple of `LEAST_BLOCK`.
     """
-    depth, groups = x.shape[1], kernels[0].scale.shape[-2]
+    groups = kernels[0].scale.shape[-2]
+    depth = kernels[0].values.shape[-1]
     if (length := depth // groups) % LEAST_BLOCK:
         raise NotImplementedError(
             f"the Triton kernel wants a multiple of {LEAST_BLOCK} inputs in a group, not {length}"
@@ -90,9 +90,10 @@ def fp8_matmul(
     if sizes is None:
         kernels = [Fp8Kernel(each.values[None], each.scale[None]) for each in kernels]
     experts, width, _ = kernels[0].values.shape
-    num_rows = len(x if tokens is None else tokens)
+    rows = x if isinstance(x, Fp8Rows) else rounded(x, groups, interpret=interpret)
+    num_rows = len(rows.values if tokens is None else tokens)
     read = Read(
-        rounded(x, groups, interpret=interpret),
+        rows,
         () if tokens is None else (tokens,),
         () if sizes is None else (sizes,),
         tuple(kernels),
@@ -101,7 +102,7 @@ def fp8_matmul(
     cut = default_sizes(num_rows, experts, len(kernels))
     tiles = pl.cdiv(num_rows, cut.block_m) if sizes is None else num_rows // cut.block_m + min(experts, num_rows)
     return pl.pallas_call(
-        functools.partial(fp8_matmul_kernel, cut, activation, x.dtype),
+        functools.partial(fp8_matmul_kernel, cut, activation),
         grid=(tiles, pl.cdiv(width, cut.block_n)),
         in_specs=jax.tree.map(whole_spec, (read,)),
         out_specs=pl.BlockSpec((num_rows, width), lambda *_: (0, 0)),
@@ -127,9 +128,7 @@ def shared_bytes(sizes: Sizes, num_kernels: int = 1) -> int:
     return sizes.num_stages * block + BARRIER_BYTES
 
 
-def fp8_matmul_kernel(
-    cut: Sizes, activation: Activation | None, rounded_to: jax.typing.DTypeLike, read: Read, out: jax.Ref
-) -> None:
+def fp8_matmul_kernel(cut: Sizes, activation: Activation | None, read: Read, out: jax.Ref) -> None:
     """One program: a tile of rows and `block_n` columns of the result.
 
     Grid: (tiles, column blocks). Tiles of one kernel, which read the same part of it, follow one another.
@@ -160,7 +159,7 @@ def fp8_matmul_kernel(
             made[part] += added.astype(jnp.float32)[None, :]
         result = made[0]
         if activation is not None:  # of what was rounded, as where it is a launch of its own
-            result = opened(tuple(each.astype(rounded_to) for each in made), activation, jnp.float32)
+            result = opened(tuple(each.astype(out.dtype) for each in made), activation, jnp.float32)
         plgpu.store(out.at[where, column[None, :]], result.astype(out.dtype), mask=is_row & is_column)
 
 

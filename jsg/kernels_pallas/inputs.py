@@ -64,6 +64,18 @@ class Fp8Kernel(NamedTuple):
     scale: Any
 
 
+class Fp8Rows(NamedTuple):
+    """Rows rounded to e4m3.
+
+    Attributes:
+        values: [R, D] The numbers.
+        scale: [R, groups] What they are multiplied with: one for each group of consecutive numbers of a row.
+    """
+
+    values: Any
+    scale: Any
+
+
 class PrefixGroups(NamedTuple):
     """Singles whose first tokens are in the same pages, cut into group tiles of at most `GROUP_TILE` members.
 

@@ -18,6 +18,7 @@ from jsg.kernels_pallas import (
     reference,
     reference_convolution,
     reference_delta,
+    reference_fp8,
     reference_routes,
     reference_rows,
     reference_threshold,
@@ -31,6 +32,7 @@ from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     DeltaWeights,
     Fp8Kernel,
+    Fp8Rows,
     GatesApart,
     GroupKernels,
     HeadNorms,
@@ -245,8 +247,8 @@ def gated_delta(
         apart: Decays for each number of a key, and gates of the output; None if both are where the others are.
         has_one_token: Token i is the only one of piece i, or piece i has none, as in a decode step.
         tiles: How pieces are cut for an implementation that computes the tokens of a tile together, "triton". Results
-            then depend on how a request is cut, in their last bits. None to compute token after token, as is done with
-            `apart`, `ScanWeights`, and in float32 anyway.
+            then depend on how a request is cut, in their last bits. None to compute token after token, as is done in
+            float32 anyway.
         implementation: "triton", "native", "reference", or None for the best that works here.
 
     Returns:
@@ -261,9 +263,8 @@ def gated_delta(
             from jsg.kernels_pallas import delta_recurrent, delta_tiles
 
             with falling_back("gated_delta", "triton", implementation):
-                in_tiles = apart is None and delta_tiles.takes(joint, cache)
-                if tiles is not None and in_tiles and isinstance(weights, DeltaWeights):
-                    return delta_tiles.gated_delta(*given, weights, *kept, tiles, interpret=_interprets())
+                if tiles is not None and delta_tiles.takes(joint, cache, weights):
+                    return delta_tiles.gated_delta(*given, weights, *kept, tiles, apart, interpret=_interprets())
                 return delta_recurrent.gated_delta(
                     *given, weights, *kept, apart, has_one_token=has_one_token, interpret=_interprets()
                 )
@@ -311,7 +312,7 @@ def short_convolution(
 
 
 def matmul(
-    x: Float[Array, "T D"],
+    x: Float[Array, "T D"] | Fp8Rows,
     kernel: Panels | Quantised | Fp8Kernel,
     result: jax.typing.DTypeLike = jnp.float32,
     sizes: Int[Array, " E"] | None = None,
@@ -321,7 +322,7 @@ def matmul(
     """x · kernel, summed in float32 and rounded to `result`.
 
     Args:
-        x: The rows.
+        x: The rows; for a kernel of `fp8` they may be rounded already.
         kernel: In panels on a CPU, that of one product or those of several experts. Each result is summed over D in an
             order that does not depend on the other rows. Or in few bits, restored in the type of `x`; or in `fp8`.
         result: Type of the result. Of panels float32 or bfloat16.
@@ -329,12 +330,13 @@ def matmul(
         implementation: Of a kernel in few bits: "triton", which restores parts in registers, "reference", which writes
             all of it first, or None for the best that works here.
     """
+    if isinstance(kernel, Fp8Kernel):
+        return fp8.matmul(x, kernel, result, implementation, best_implementation())
+    assert not isinstance(x, Fp8Rows)
     if isinstance(kernel, Panels):
         from jsg.kernels_pallas.native import matmul as native
 
         return native.matmul(x, kernel, result, sizes)
-    if isinstance(kernel, Fp8Kernel):
-        return fp8.matmul(x, kernel, result, implementation, best_implementation())
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
 
@@ -372,6 +374,40 @@ def gated(
         with falling_back("gated", "native", implementation):
             return native.gated(gate_up, activation)
     return reference_rows.gated(gate_up, activation, jnp.float32 if target_platform() == "cpu" else gate_up.dtype)
+
+
+def gated_rows(
+    gate_up: Float[Array, "T _ F"], activation: Activation, kernel: Fp8Kernel, *, implementation: str | None = None
+) -> Fp8Rows:
+    """What `gated` gives, rounded for the product with this kernel. "triton" makes it in the launch that rounds."""
+    groups = len(kernel.scale)
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import fp8_rounding
+
+        return fp8_rounding.gated(gate_up, activation, groups, interpret=_interprets())
+    return reference_fp8.rounded(gated(gate_up, activation), groups)
+
+
+def normed_rows(
+    x: Float[Array, "T D"],
+    more: Float[Array, "T D"] | None,
+    factor: Float[Array, " D"],
+    eps: float,
+    kernel: Fp8Kernel,
+    *,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "T D"], Fp8Rows]:
+    """The residual stream with what is added to it, and its RMS norm, rounded for the product with a kernel.
+
+    "triton" has one launch for it. `factor` is the weight of the norm, `eps` what is added to the mean square.
+    """
+    groups = len(kernel.scale)
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import fp8_rounding
+
+        return fp8_rounding.normed(x, more, factor, eps, groups, interpret=_interprets())
+    total = x if more is None else x + more
+    return total, reference_fp8.rounded(reference_rows.rms_norm(total, factor, eps), groups)
 
 
 def is_faster_in_bfloat16() -> bool:

@@ -46,17 +46,19 @@ def gated_delta(
     mixed, gate = jnp.split(joint, [weights.taps.shape[2]], axis=-1)
     query, key, value = jnp.split(convolved(mixed, weights, cache, pieces), [keys, 2 * keys], axis=-1)
     value = value.reshape(len(joint), -1, values)
+    skip = weights.skip if isinstance(weights, ScanWeights) else None
+    if skip is None:
+        query, key = unit(query) * keys**-0.5, unit(key)
+    query, key = (jnp.repeat(x, group, axis=1) for x in (query, key))
+    of_tokens = gates(raw_gates, weights, apart)
+    out, states = recurrent(query, key, value, of_tokens, cache.states, pieces, skip=skip)
+    kept = StateCache(last_inputs(mixed, cache.inputs, pieces), states)
     if isinstance(weights, ScanWeights):
-        query, key = (jnp.repeat(x, group, axis=1) for x in (query, key))
-        of_tokens = steps(raw_gates, weights)
-        out, states = recurrent(query, key, value, of_tokens, cache.states, pieces, skip=weights.skip)
-        return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
-    query, key = (jnp.repeat(x, group, axis=1) for x in (unit(query) * keys**-0.5, unit(key)))
-    out, states = recurrent(query, key, value, gates(raw_gates, weights, apart), cache.states, pieces)
+        return out, kept
     out *= lax.rsqrt(jnp.mean(jnp.square(out), -1, keepdims=True) + weights.eps) * weights.norm.astype(jnp.float32)
     gate, activation = (gate, jax.nn.silu) if apart is None else (apart.output, jax.nn.sigmoid)
     out *= activation(gate.astype(jnp.float32)).reshape(out.shape)
-    return out, StateCache(last_inputs(mixed, cache.inputs, pieces), states)
+    return out, kept
 
 
 def convolved(
@@ -67,21 +69,25 @@ def convolved(
     return jax.nn.silu(made + weights.bias.astype(jnp.float32) if isinstance(weights, ScanWeights) else made)
 
 
-def steps(raw: Float[Array, "T K G"], weights: ScanWeights) -> Gates:
-    """The decays of all heads, and how much of a value each writes."""
-    size = jax.nn.softplus(raw.astype(jnp.float32).reshape(len(raw), -1) + weights.step_bias)
-    size = jnp.clip(size, *weights.steps)
-    return Gates(jnp.exp(-jnp.exp(weights.decay_rate) * size), size)
-
-
-def gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
-    """The gates of all heads: for each key head the projections give the strengths, then the decays."""
+def gates(
+    raw: Float[Array, "T K gates"], weights: DeltaWeights | ScanWeights, apart: GatesApart | None = None
+) -> Gates:
+    """The gates of all heads."""
     decay, strength = log_gates(raw, weights, apart)
     return Gates(jnp.exp(decay), strength)
 
 
-def log_gates(raw: Float[Array, "T K gates"], weights: DeltaWeights, apart: GatesApart | None = None) -> Gates:
-    """The same, but the logarithm of decay."""
+def log_gates(
+    raw: Float[Array, "T K gates"], weights: DeltaWeights | ScanWeights, apart: GatesApart | None = None
+) -> Gates:
+    """The same, but the logarithm of decay: for each key head the projections give the strengths, then the decays.
+
+    Of a selective scan both come from the size of a step.
+    """
+    if isinstance(weights, ScanWeights):
+        size = jax.nn.softplus(raw.astype(jnp.float32).reshape(len(raw), -1) + weights.step_bias)
+        size = jnp.clip(size, *weights.steps)
+        return Gates(-jnp.exp(weights.decay_rate) * size, size)
     strength, decay = jnp.split(raw, 2, axis=-1) if apart is None else (raw, apart.decay)
     bias = weights.decay_bias.astype(jnp.float32)
     rate = jnp.exp(weights.decay_rate.astype(jnp.float32)).reshape(-1, *[1] * (bias.ndim - 1))

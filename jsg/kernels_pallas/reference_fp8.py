@@ -4,28 +4,14 @@ Rows are rounded as they come: their scales are computed from the numbers of the
 activations are not used. A row is rounded by itself, so its result depends on no other row.
 """
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jsg.kernels_pallas.inputs import Fp8Kernel
+from jsg.kernels_pallas.inputs import Fp8Kernel, Fp8Rows
 
 LARGEST = float(jnp.finfo(jnp.float8_e4m3fn).max)
-
-
-class Fp8Rows(NamedTuple):
-    """Rows rounded to e4m3.
-
-    Attributes:
-        values: [R, D] The numbers.
-        scale: [R, groups] What they are multiplied with: one for each group of consecutive numbers of a row.
-    """
-
-    values: Any
-    scale: Any
 
 
 def rounded(x: Float[Array, "R D"], groups: int) -> Fp8Rows:

@@ -7,7 +7,7 @@ its key and its value, and [D, 2, F] holds gate and up, so a slice along K or F 
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
-from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
+from jsg.kernels_pallas.inputs import Fp8Kernel, Fp8Rows, HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import rotate
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec, NoMixer, NormSpec, QueryKeyNormSpec
 from jsg.models.convolution import GatedConvolution
@@ -80,7 +80,7 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "T D"],
+        x: Float[Array, "T D"] | Fp8Rows,
         inputs: ForwardInputs,
         turn: Rotation,
         cache: LayerCache,
@@ -94,7 +94,7 @@ class Attention(nnx.Module):
             qkv = jnp.concatenate([queries, keys], axis=2)
         qkv = qkv if self.joint_norm is None else self.joint_norm(qkv)
         if len(spec.projections) == 1:
-            heads = qkv.reshape(len(x), -1, spec.head_dim)
+            heads = qkv.reshape(len(qkv), -1, spec.head_dim)
             queries = rotate(heads if self.query_norm is None else self.query_norm(heads), turn.cos, turn.sin)
         else:
             if len(spec.projections) == 2:
@@ -104,9 +104,9 @@ class Attention(nnx.Module):
         gathered = ops.paged_attention(
             queries, cache, inputs.attention, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks
         )
-        gathered = gathered.reshape(len(x), -1)
+        gathered = gathered.reshape(len(qkv), -1)
         if gates is not None:
-            gathered *= jax.nn.sigmoid(gates.astype(jnp.float32)).astype(x.dtype).reshape(gathered.shape)
+            gathered *= jax.nn.sigmoid(gates.astype(jnp.float32)).astype(qkv.dtype).reshape(gathered.shape)
         return self.output(gathered), cache
 
 
@@ -171,6 +171,23 @@ def _mixer(
             return Attention(spec, prefix, width, dtype)
 
 
+class Stream(NamedTuple):
+    """The residual stream.
+
+    Attributes:
+        sums: [T, D]
+        more: [T, D] What is still to be added, as whoever reads it next can do with its norm; None for nothing.
+    """
+
+    sums: Any
+    more: Any = None
+
+    @property
+    def whole(self) -> Float[Array, "T D"]:
+        """All of it."""
+        return self.sums if self.more is None else self.sums + self.more
+
+
 class Layer(nnx.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
@@ -195,35 +212,52 @@ class Layer(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "T D"],
+        stream: Stream,
         inputs: ForwardInputs,
         turn: Rotation,
         cache: LayerArrays,
         own: Float[Array, "T width"] | None = None,
-    ) -> tuple[Float[Array, "T D"], LayerArrays]:
+    ) -> tuple[Stream, LayerArrays]:
         """The residual stream after this layer, and the part of the pool that it reads."""
-        read, added = _normed(x, self.attention_norm), x
+        x, read = self._read(stream, self.attention_norm, self.attention)
+        stream = Stream(x)
         if self.attention is not None:
             gathered, cache = self.attention(read, inputs, turn, cache)
-            added = x + self._scaled(_normed(gathered, self.attention_post_norm))
+            stream = Stream(x, self._scaled(_normed(gathered, self.attention_post_norm)))
         if self.mlp is not None:
             if not self.spec.is_parallel:
-                read = _normed(added, self.mlp_norm)
+                x, read = self._read(stream, self.mlp_norm, self.mlp)
+                stream = Stream(x)
             elif self.mlp_norm is not None:
                 read = self.mlp_norm(x)
             else:  # two products of the same rows XLA makes one, for which it joins their kernels in every step
                 read = lax.optimization_barrier(read)
-            num_real = inputs.attention.num_tokens
+            num_real, x = inputs.attention.num_tokens, stream.whole
             made = self.mlp(read, num_real=num_real) if isinstance(self.mlp, SparseFeedForward) else self.mlp(read)
-            made = made if self.beside is None else self.beside(added, made, num_real)
-            added += self._scaled(_normed(made, self.mlp_post_norm))
-        x = added
+            made = made if self.beside is None else self.beside(x, made, num_real)
+            stream = Stream(x, self._scaled(_normed(made, self.mlp_post_norm)))
         if self.own_input is not None and own is not None:
-            x += self.own_input(x, own)
-        return x if self.scalar is None else x * self.scalar[...], cache
+            stream = Stream(stream.whole, self.own_input(stream.whole, own))
+        if self.scalar is not None:
+            stream = Stream(stream.whole * self.scalar[...])
+        return stream if _kernel_of(self.attention) else Stream(stream.whole), cache
+
+    def _read(self, stream: Stream, norm: RMSNorm | None, block: nnx.Module | None) -> tuple[Float[Array, "T D"], Any]:
+        """The residual stream, and what the block reads of it: rows, or rounded ones if it takes these."""
+        kernel = None if self.spec.is_parallel or norm is None or norm.is_centred else _kernel_of(block)
+        if kernel is None or norm is None:
+            return stream.whole, _normed(stream.whole, norm)
+        return ops.normed_rows(*stream, norm.factor, norm.eps, kernel)
 
     def _scaled(self, added: Float[Array, "T D"]) -> Float[Array, "T D"]:
         return added if self.spec.residual_factor == 1 else added * self.spec.residual_factor
+
+
+def _kernel_of(block: nnx.Module | None) -> Fp8Kernel | None:
+    """The kernel of the only product that reads what a block is given, if its rows are rounded."""
+    first = block.qkv if isinstance(block, Attention) else block.gate_up if isinstance(block, FeedForward) else None
+    kernel = None if first is None else first.kernel.get_value()
+    return kernel if isinstance(kernel, Fp8Kernel) else None
 
 
 def _normed(x: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
@@ -234,18 +268,18 @@ def _normed(x: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]
 def _run_layer(
     graph: nnx.GraphDef,
     state: Any,
-    x: Float[Array, "T D"],
+    stream: Stream,
     inputs: ForwardInputs,
     turn: Rotation,
     cache: LayerArrays,
     own: Float[Array, "T width"] | None,
-) -> tuple[Float[Array, "T D"], LayerArrays]:
+) -> tuple[Stream, LayerArrays]:
     """`Layer.__call__`, traced and lowered once for all layers of equal records.
 
     Nothing is compiled here: inside the trace of a step, this `jit` makes a function that XLA inlines. For 32 layers
     with kernels, tracing and lowering a step takes a small part of the time that it would take layer by layer.
     """
-    return nnx.merge(graph, state)(x, inputs, turn, cache, own)
+    return nnx.merge(graph, state)(stream, inputs, turn, cache, own)
 
 
 def _forms(layer: Layer) -> tuple[Any, ...]:
@@ -278,6 +312,7 @@ class Decoder(nnx.Module):
         """See `Model`."""
         x, inputs = self._embed(inputs)
         own = None if self.own_inputs is None else self.own_inputs(inputs.token_ids, x)
+        stream = Stream(x)
         caches, states, turns, kinds = list(pool.layers), list(pool.states), {}, {}
         groups = inputs.of_groups()
         of_layers = self.spec.layer_groups if len(groups) > 1 else [0] * len(caches)
@@ -298,9 +333,9 @@ class Decoder(nnx.Module):
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
             places.append(i if layer.spec.kv_source is None else places[layer.spec.kv_source])
             group, given = groups[of_layers[i] if has_keys else 0], None if own is None else own[:, len(places) - 1]
-            x, kept[places[-1]] = _run_layer(graph, alike, x, group, turns[angles], kept[places[-1]], given)
+            stream, kept[places[-1]] = _run_layer(graph, alike, stream, group, turns[angles], kept[places[-1]], given)
             num_caches, num_states = num_caches + has_keys, num_states + bool(attention.state_shapes)
-        return self.final_norm(x), KVPool(tuple(caches), tuple(states))
+        return self.final_norm(stream.whole), KVPool(tuple(caches), tuple(states))
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:
         """The residual stream before the first layer, and the inputs that the layers need."""

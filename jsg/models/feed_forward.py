@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.activation import Activation
+from jsg.kernels_pallas.inputs import Fp8Kernel, Fp8Rows
 from jsg.models.block_spec import FeedForwardSpec
 from jsg.models.layers import Linear
 
@@ -22,8 +23,14 @@ class FeedForward(nnx.Module):
 
     def part(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """This device's part of the block's result, before it is added up."""
-        return self.down.part(ops.gated(self.gate_up(x), self.activation))
+        return self.down.part(self._opened(x))
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    def __call__(self, x: Float[Array, "T D"] | Fp8Rows) -> Float[Array, "T D"]:
         """The block's result for each token."""
-        return self.down(ops.gated(self.gate_up(x), self.activation))
+        return self.down(self._opened(x))
+
+    def _opened(self, x: Float[Array, "T D"] | Fp8Rows) -> Float[Array, "T F"] | Fp8Rows:
+        gate_up, kernel = self.gate_up(x), self.down.kernel.get_value()
+        if isinstance(kernel, Fp8Kernel):
+            return ops.gated_rows(gate_up, self.activation, kernel)
+        return ops.gated(gate_up, self.activation)

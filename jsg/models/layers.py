@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.few_bits import Quantised
-from jsg.kernels_pallas.inputs import PANEL_WIDTH, Fp8Kernel, Panels
+from jsg.kernels_pallas.inputs import PANEL_WIDTH, Fp8Kernel, Fp8Rows, Panels
 from jsg.kernels_pallas.reference_rows import rms_norm
 from jsg.models.block_spec import NormSpec
 from jsg.models.origin import Origin, Source, side_by_side
@@ -49,7 +49,7 @@ def whole(name: str, shape: tuple[int, ...], dtype: jax.typing.DTypeLike, split_
 
 
 def project(
-    x: Float[Array, "T D"],
+    x: Float[Array, "T D"] | Fp8Rows,
     kernel: Float[Array, "D *out"] | Quantised | Panels | Fp8Kernel,
     result: jax.typing.DTypeLike = jnp.float32,
 ) -> Float[Array, "T *out"]:
@@ -58,9 +58,12 @@ def project(
     The type of `x` holds the numbers of a kernel in 8 bits exactly, whose scales multiply the sums if each column has
     one. Other kernels in few bits are restored in the type of `x`, unless `x` is rounded as well: see `Fp8Kernel`.
     """
+    if isinstance(kernel, Fp8Kernel):
+        return ops.matmul(x, kernel, result)
+    assert not isinstance(x, Fp8Rows), "rows are rounded for kernels in e4m3 only"
     if isinstance(kernel, Quantised) and kernel.form.scales_columns and not ops.has_faster_columns(x, kernel):
         return (project(x, kernel.values.astype(x.dtype)) * kernel.wide_scale).astype(result)
-    if isinstance(kernel, Panels | Quantised | Fp8Kernel):
+    if isinstance(kernel, Panels | Quantised):
         return ops.matmul(x, kernel, result)
     dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)
     return lax.dot_general(x, kernel, dimensions, precision=precision, preferred_element_type=result)
@@ -121,16 +124,18 @@ class Linear(nnx.Module):
         weights = weights or side_by_side([f"{name}.weight" for name in names], out_dims, (in_dim,), *each)
         origin = Origin(weights, join_axis + 1, transposed=True, split_axis=split_axis)
         self.is_split_input = split_axis == 0
-        self.out_shape = out_shape
+        self.out_shape, self.dtype = out_shape, dtype
         summed_axis = None if math.prod(out_shape) == 1 else 0  # a gate of one number is as small as a router's
         self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=summed_axis, is_kernel=True)
         biases = side_by_side([f"{name}.bias" for name in names], out_dims, (), *each)
         bias_split = split_axis - 1 if split_axis else None  # with a split input each device would add it
         self.bias = parameter(out_shape, dtype, Origin(biases, join_axis, split_axis=bias_split)) if bias else None
 
-    def part(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
+    def part(self, x: Float[Array, "T D"] | Fp8Rows) -> Float[Array, "T *out"]:
         """This device's part of the projections of every token, without biases, before it is added up."""
         kernel = self.kernel.get_value()
+        if isinstance(x, Fp8Rows):
+            return project(x, kernel, self.dtype)
         # Panels have results of any type at the same speed. A bias is added before the sum is rounded.
         is_rounded = isinstance(kernel, Panels) and self.bias is None
         out = project(x, kernel, x.dtype if is_rounded else activation_result(x.dtype))
@@ -138,15 +143,15 @@ class Linear(nnx.Module):
             out = out.reshape(len(x), *self.out_shape)
         return out
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
-        """The projections of every token, in the dtype of `x`."""
+    def __call__(self, x: Float[Array, "T D"] | Fp8Rows) -> Float[Array, "T *out"]:
+        """The projections of every token, in the dtype of `x`, or that of parameters if `x` is rounded."""
         out = self.part(x)
         out = add_up(out) if self.is_split_input else out
         if self.bias is not None:
             # On a GPU XLA adds a vector inside the matmul, but would write out a bias of several axes for every token.
             bias = self.bias[...].astype(out.dtype).reshape(-1)
-            out = (out.reshape(len(x), -1) + bias).reshape(out.shape)
-        return out.astype(x.dtype)
+            out = (out.reshape(len(out), -1) + bias).reshape(out.shape)
+        return out.astype(self.dtype if isinstance(x, Fp8Rows) else x.dtype)
 
 
 class Embedding(nnx.Module):

@@ -73,7 +73,7 @@ class Mamba(nnx.Module):
         weights = ScanWeights(taps, *of_heads, bias, self.spec.steps)
         is_decode = inputs.attention.tile_rows.shape[0] == 0
         given = (joint, self.steps(x), weights, StateCache(*cache), inputs.pieces)
-        made, states = ops.gated_delta(*given, has_one_token=is_decode)
+        made, states = ops.gated_delta(*given, has_one_token=is_decode, tiles=inputs.piece_tiles)
         gates = joint[..., taps.shape[2] :].astype(jnp.float32)
         out = self._normed(made.reshape(gates.shape) * jax.nn.silu(gates))
         return self.output(out.astype(x.dtype).reshape(len(x), -1)), tuple(states)

@@ -67,14 +67,14 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
     # Routes are tried in turn; those that are asked most often come first.
-    own = (metrics, health, info, admin, radix, generate, select, programs, tokenization, score, rerank, systemone)
-    others = (models, chat, completions, embeddings, decisions, responses, anthropic_messages, refused)
-    for module in own + others:
+    first = (chat, generate, completions, responses, anthropic_messages, metrics, health, embeddings, programs, select)
+    modules = (*first, info, admin, radix, tokenization, score, rerank, systemone, models, decisions, refused)
+    for module in modules:
         app.include_router(module.router)
     describe(app, config)
     page = [] if config.no_page else page_routes()
     app.router.routes.extend(page)
-    routes = [route for module in own + others for route in module.router.routes]
+    routes = [route for module in modules for route in module.router.routes]
     if root_path and any(f"{route.path}/".startswith(f"{root_path}/") for route in [*routes, *page]):
         raise ConfigError(f"--root-path {root_path} is where the server has paths of its own; choose another prefix")
     add_failure_handlers(app, routes)

@@ -21,6 +21,7 @@ from jsg.server.kept_files import KeptFiles
 from jsg.server.text_threads import TextThreads
 from jsg.speech.prompts.chat_prompt import ChatPrompt
 from jsg.speech.prompts.encode_parts import EncodedPrompt
+from jsg.speech.reply_plan import ReplyPlan
 from jsg.waits import WaitReason, waiting
 
 BASE64_RATIO = 4 / 3  # characters of base64 for each byte
@@ -186,6 +187,7 @@ class MediaSources:
     async def chat(
         self,
         chat: ChatPrompt,
+        plan: ReplyPlan,
         build: Callable[[], Sequence[Mapping[str, Any]]],
         num_bytes: int,
         *,
@@ -196,6 +198,7 @@ class MediaSources:
 
         Args:
             chat: The model's template and tokenizer.
+            plan: The plan of the reply to it.
             build: Makes the messages, in a thread; a part of a content may be a source.
             num_bytes: The approximate size of the messages.
             namespace: As in `MediaReader.within`.
@@ -204,6 +207,7 @@ class MediaSources:
         Raises:
             RequestError: As `build`, `read` and `ChatPrompt.prompt`.
         """
+        options |= {"continue_final_message": plan.is_continued, "tools": plan.shown_tools}
         return await self.encode(chat.prompt, build, num_bytes, chat.max_tokens, namespace=namespace, **options)
 
     async def encode[T](

@@ -25,7 +25,7 @@ from tests.sched import test_groups
 ROOT = pathlib.Path(__file__).parents[2]
 ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes", "llvmlite")
 """What a device machine has; it needs llvmlite only where a CPU is the device, as in these tests."""
-TRIED_ALONE = ("states", "experts", "quantised", "encoder", "xla-no-graphs", "compile", "programs")
+TRIED_ALONE = ("states", "experts", "quantised", "few-bits", "encoder", "xla-no-graphs", "compile", "programs")
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}))"
 """As `sitecustomize.py` on the path: these imports fail, in child processes too."""
 
@@ -101,7 +101,9 @@ def test_without_cascade_no_step_reads_for_a_group():
     ("without", "kinds_without"),
     [
         pytest.param(
-            TRIED_ALONE, {"states", "expert-routes", "experts", "quantised", "encode", "compile", "programs"}, id="most"
+            TRIED_ALONE,
+            {"states", "expert-routes", "experts", "quantised", "few-bits", "encode", "compile", "programs"},
+            id="most",
         ),
         pytest.param((), set(), marks=pytest.mark.long, id="all"),
     ],
@@ -109,8 +111,9 @@ def test_without_cascade_no_step_reads_for_a_group():
 def test_runs_as_a_whole(
     tmp_path: pathlib.Path, bare_environment: dict[str, str], without: tuple[str, ...], kinds_without: set[str]
 ):
-    """With the parts that `test_device_models.py` tries alone it is long."""
+    """With the parts that `test_device_models.py` tries alone it is long. XLA compiles without optimising."""
     folder = tmp_path / "results"
+    bare_environment |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
     # They go the way of xla-no-graphs and xla-default.
     left_out = {"xla-skip-temp", "xla-skip-profiled", "xla-no-split-k", "xla-ftz", "xla-autotune", *without}
     chosen = [name for name in catalogue.PARTS if name not in left_out]
@@ -131,7 +134,17 @@ def test_runs_as_a_whole(
     assert kinds | kinds_without == {
         *("copy", "matmul", "error", "decode", "prefill", "decode-shared", "attention", "attention-cascade"),
         *("engine", "engine-alone", "engine-load", "cascade-gain", "agreement", "start-cold", "start-warm"),
-        *("sampling", "attention-prefill", "compare", "expert-routes", "experts", "quantised", "encode", "profile"),
+        *(
+            "sampling",
+            "attention-prefill",
+            "compare",
+            "expert-routes",
+            "experts",
+            "quantised",
+            "few-bits",
+            "encode",
+            "profile",
+        ),
         *("compile", "programs", "states"),
     }
     assert all(figure["facts"]["is_right"] for figure in run["figures"] if figure["facts"]["kind"] == "error")

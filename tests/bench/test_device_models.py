@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bench.device import encoder, experts, quantised, states
+from bench.device import encoder, experts, few_bits, quantised, states
 from bench.device.events import Part
 from bench.device.plan import PLANS, TRIAL, Plan
 from bench.shapes import write_model
@@ -122,6 +122,39 @@ def test_a_kernel_without_its_scale_is_told(part: Noted, monkeypatch: pytest.Mon
         quantised.measure(part)
     assert [error["is_right"] for error in part.figures("error")] == [True, False, False]
     check_floors(part.figures("quantised"))
+
+
+def as_an_accelerator(part: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernels for NVIDIA, in interpret mode."""
+    monkeypatch.setattr(ops, "best_implementation", lambda: "triton")
+    part.plan = dataclasses.replace(TRIAL, dtype="bfloat16", product_rows=(1,), expert_tokens=(2,))
+
+
+@pytest.mark.slow
+def test_kernels_in_few_bits_are_compared_and_timed(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    as_an_accelerator(part, monkeypatch)
+    few_bits.measure(part)
+    names = ["none", *few_bits.MEASURED]
+    figures = part.figures("few-bits")
+    assert [figure["quantization"] for figure in figures if "rows" in figure] == [*names[:3], "int8 by XLA", *names[3:]]
+    assert [figure["quantization"] for figure in figures if "tokens" in figure] == [*names[:2], *names[3:]]
+    assert [error["is_right"] for error in part.figures("error")] == [True] * len(figures)
+    check_floors(figures)
+    exact, int4 = (
+        figure["num_bytes"] for figure in figures if figure["quantization"] in ("none", "int4") and "rows" in figure
+    )
+    assert int4 == exact * 4.5 / 16
+
+
+def test_a_scale_that_is_too_large_is_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    as_an_accelerator(part, monkeypatch)
+    monkeypatch.setattr(few_bits, "MEASURED", {"AWQ": few_bits.MEASURED["AWQ"]})
+    right = ops.matmul
+    monkeypatch.setattr(ops, "matmul", lambda x, k, *how: right(x, k._replace(scale=2 * k.scale), *how))
+    monkeypatch.setattr(few_bits, "_experts", lambda *_: None)
+    with pytest.raises(ArithmeticError, match="wrong on this device: product of 1 rows, AWQ: error"):
+        few_bits.measure(part)
+    assert [error["is_right"] for error in part.figures("error")] == [True, False]
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def test_what_sending_costs(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_steps_of_two_hosts(tmp_path: Path):
     """It runs in a separate process, because JAX cannot join other hosts after it has started."""
     output = tmp_path / "hosts.json"

@@ -9,6 +9,7 @@ from bench import load
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_loads_every_checkpoint_on_every_count(tmp_path: pathlib.Path):
     output = tmp_path / "load.json"
     load.main(["--small", "--rounds", "1", "--output", str(output)])

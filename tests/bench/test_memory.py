@@ -26,6 +26,7 @@ def test_what_is_neither_weights_nor_pool_is_left(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_server_is_measured(tmp_path: Path):
     """A small model; the limit is for the shape of the bench, and the status says only whether it was kept."""
     output = tmp_path / "memory.json"

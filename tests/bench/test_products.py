@@ -9,6 +9,7 @@ from bench import products
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_type_is_multiplied_and_timed(tmp_path: pathlib.Path):
     products.main(["--outputs", "16", "--repeats", "1", "--output", str(tmp_path / "it.json")])
     figures = json.loads((tmp_path / "it.json").read_text())["figures"]

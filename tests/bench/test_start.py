@@ -14,6 +14,7 @@ from bench.start.notes import cpu_s, read_stages, ready_s
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_times_a_start_with_empty_caches_and_one_with_full_ones(tmp_path: pathlib.Path):
     """The server is deterministic, because then it compiles a third of the programs."""
     output = tmp_path / "start.json"

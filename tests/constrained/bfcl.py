@@ -76,7 +76,6 @@ def refusal(tool: Tool, dialect: Dialect) -> str | None:
     """Why the grammar of a call of a tool is refused; None where it compiles."""
     try:
         spec = tools_to_structural_tag([tool], "required", dialect)
-        assert spec is not None
         compile_tables(spec)
     except GrammarError as error:
         return str(error)

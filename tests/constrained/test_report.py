@@ -25,7 +25,6 @@ def test_what_is_an_annotation_in_a_structural_tag_is_named_with_its_place():
 def test_what_is_an_annotation_in_a_tool_is_named():
     tools = [Tool("paint", COLOUR), Tool("wait", {"properties": {"s": {"minimun": 1}}}), Tool("stop")]
     spec = tools_to_structural_tag(tools, "auto", DIALECTS["hermes"])
-    assert spec is not None
     formats, keywords = check_grammar(spec).annotations
     assert formats.startswith("format 'colour' at #/properties/c/format in the structural tag.format.tags[0]")
     assert keywords.startswith("minimun at #/properties/s/minimun in the structural tag.format.tags[1]")

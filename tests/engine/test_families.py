@@ -17,7 +17,7 @@ from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.engine.late import POOL_TOKENS
 from tests.golden.compare import Recorded
-from tests.golden.families import one_of_each
+from tests.golden.families import covering, mark, one_of_each
 from tests.golden.variants import random_tensors, write_checkpoint
 
 CHUNK = 23  # the recorded prompt of 40 tokens takes two
@@ -46,8 +46,9 @@ class Golden(Recorded):
 
 
 def cases() -> list[Any]:
+    slow = covering(one_of_each())
     names = dict.fromkeys([*FAST, *one_of_each()])
-    found = [pytest.param(name, small.DETERMINISTIC, marks=[] if name in FAST else pytest.mark.slow) for name in names]
+    found = [pytest.param(name, small.DETERMINISTIC, marks=mark(name, FAST, slow)) for name in names]
     others = (("mixtral", {}), ("mixtral_three_of_five", small.DETERMINISTIC))
     return found + [pytest.param(*other, marks=pytest.mark.slow) for other in others]
 

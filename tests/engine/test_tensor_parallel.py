@@ -42,9 +42,9 @@ IN_ALL_SHAPES = ("llama_gqa_head_dim", "mixtral")
 """The others are compared in deterministic mode, which has fewer programs."""
 
 
-IN_CI = ("llama_gqa_head_dim", "qwen3_biases")
-"""The other families are long. Experts and one head of keys have other tests on several devices, and to a window it is
-all the same where heads are."""
+IN_CI = ("llama_gqa_head_dim",)
+"""The other families are long: experts and one head of keys have other tests on several devices, biases of heads are
+compared in `test_family_devices.py`, and to a window it is all the same where heads are."""
 
 
 @pytest.fixture(
@@ -111,13 +111,13 @@ def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(family):
     [
         pytest.param("llama_biases", "int8", 2, marks=pytest.mark.long),
         ("mixtral", "fp8", 2),
-        ("wide", "int4", 2),
+        pytest.param("wide", "int4", 2, marks=pytest.mark.long),
     ],
 )
 def test_pages_and_few_bits(tmp_path: Path, compile_cache_dir: str, variant: str, quantization: str, count: int):
     """Quantised kernels have scales that are shared out too; pages of several tokens are copied on every device.
 
-    Integers in 8 bits are long: on two hosts, and as experts, they are not.
+    Integers are long: in 8 bits on two hosts, as experts, and in published 4 bits they are not.
     """
     with mock.patch.dict(VARIANTS, WIDE):
         write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
@@ -128,9 +128,12 @@ def test_pages_and_few_bits(tmp_path: Path, compile_cache_dir: str, variant: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["awq", "gptq order"])
+@pytest.mark.parametrize("form", [pytest.param("awq", marks=pytest.mark.long), "gptq order"])
 def test_published_few_bits(tmp_path: Path, compile_cache_dir: str, form: str):
-    """They are shared out in whole groups. Kernels whose inputs are in another order are restored if inputs are."""
+    """They are shared out in whole groups. Kernels whose inputs are in another order are restored if inputs are.
+
+    That has kernels of both kinds, so AWQ is long.
+    """
     with mock.patch.dict(VARIANTS, WIDE):
         write_packed(tmp_path, VARIANTS["wide"], FORMS[form], random_tensors("wide", 0))
     common = {"variant": "wide", "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
@@ -172,9 +175,14 @@ def test_they_add_up_as_often_and_say_what_they_share(by_experts):
     ("variant", "count"),
     [
         ("mixtral", 4),
-        ("glm4_moe", 2),  # with experts that every token uses
-        ("even experts", 2),  # of Granite, in one tensor
-        ("gpt_oss", 2),  # with biases
+        *(
+            pytest.param(variant, 2, marks=pytest.mark.long)
+            for variant in (
+                "glm4_moe",  # with experts that every token uses
+                "even experts",  # of Granite, in one tensor
+                "gpt_oss",  # with biases
+            )
+        ),
     ],
 )
 def test_experts_of_their_own_in_8_bits_and_bit_for_bit(
@@ -182,7 +190,8 @@ def test_experts_of_their_own_in_8_bits_and_bit_for_bit(
 ):
     """Deterministically an answer has the same bits alone, and from other chunks, as beside others.
 
-    All engines are deterministic, because such ones run a third of the programs.
+    All engines are deterministic, because such ones run a third of the programs. Other experts are long:
+    `test_family_devices.py` has them in float32.
     """
     with mock.patch.dict(VARIANTS, WIDE):
         write_checkpoint(tmp_path, variant, random_tensors(variant, 0))

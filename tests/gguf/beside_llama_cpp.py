@@ -18,13 +18,13 @@ import numpy as np
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 from tests.gguf.models import kind_of, made
-from tests.gguf.test_models import SAME
+from tests.gguf.test_models import MORE, SAME
 from tests.gguf.test_tokenizer import TEXTS
 from tests.golden.variants import random_tokens
 from tests.models.paged import PagedModel, load_directory
 
 LENS = (8, 33, 96)
-VARIANTS = [name for name in (*SAME, "llama3_rope_v4") if name not in ("phi3", "mistral_window")]
+VARIANTS = [name for name in (*SAME, *MORE, "llama3_rope_v4") if name not in ("phi3", "mistral_window")]
 """Without heads of their own width, which llama.cpp's Phi-3 has not, and windows, which it does not see in a Llama."""
 
 

@@ -29,10 +29,8 @@ from tests.gguf.models import made, write_twin
 from tests.golden.variants import random_tokens
 from tests.models.paged import PagedModel, load_directory
 
-SAME = (
-    "wide llama_biases llama_tied llama_linear_rope llama_yarn_rope mistral_window mixtral qwen2 qwen3 qwen3_moe "
-    "gemma3 phi3 phi3_longrope"
-).split()
+SAME = "wide llama_biases mixtral gemma3 phi3_longrope".split()
+MORE = "llama_tied llama_linear_rope llama_yarn_rope mistral_window qwen2 qwen3 qwen3_moe phi3".split()
 MAX_DIFFERENCE = 5e-5
 FORMS = {
     "Q8_0": Form("int8", 32, "float16"),
@@ -62,7 +60,7 @@ def in_float32(spec: ModelSpec) -> str:
     return re.sub(r"\d+\.\d{7,}", lambda number: str(np.float32(number[0])), repr(dataclasses.replace(spec, notes=())))
 
 
-@pytest.mark.parametrize("variant", SAME)
+@pytest.mark.parametrize("variant", [*SAME, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_each_architecture_is_its_checkpoint(variant: str, tmp_path: Path):
     model = made(variant)
     directory = resolve_model(str(model.write(tmp_path / "m.gguf")))

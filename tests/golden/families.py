@@ -1,12 +1,17 @@
 """One variant of each family, for what every family must keep and no two variants of one keep differently.
 
-A family joins by having a variant in `VARIANTS`.
+A family joins by having a variant in `VARIANTS`. Families differ in which parts their layers have, and few of them have
+every part: a test that compiles a model runs on these in CI, and on the others where time is long.
 """
 
+import dataclasses
 import json
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from jsg.errors import ConfigError, ModelError
 from jsg.models.config import read_spec
@@ -34,3 +39,47 @@ def one_of_each(
                 continue
             found[architecture] = variant, spec
     return dict(found.values())
+
+
+def covering(specs: Mapping[str, ModelSpec]) -> list[str]:
+    """Few of these variants that have between them every trait that any of them has."""
+    traits = {variant: set(_traits(spec)) for variant, spec in specs.items()}
+    left, chosen = set[Trait]().union(*traits.values()), list[str]()
+    while left:
+        chosen.append(max(traits, key=lambda variant: len(traits[variant] & left)))
+        left -= traits[chosen[-1]]
+    return chosen
+
+
+def by_family(specs: Mapping[str, ModelSpec], fast: Collection[str] = ()) -> list[Any]:
+    """A test's parameter for each of these variants: slow where it is of `covering` and not fast, else long too."""
+    slow = covering(specs)
+    return [pytest.param(variant, marks=mark(variant, fast, slow)) for variant in specs]
+
+
+def mark(variant: str, fast: Collection[str], slow: Collection[str]) -> tuple[pytest.MarkDecorator, ...]:
+    """The marks of a variant's test, which is long where it is neither fast nor slow."""
+    return () if variant in fast else (pytest.mark.slow,) if variant in slow else (pytest.mark.slow, pytest.mark.long)
+
+
+type Trait = tuple[str, str, object]
+"""The name of a record and of its field, and the field's value."""
+
+
+def _traits(record: Any) -> Iterator[Trait]:
+    """What a model and its records are. Of numbers and names it is whether they are the usual ones."""
+    name = type(record).__name__
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        parts = [part for part in (value if isinstance(value, tuple) else (value,)) if dataclasses.is_dataclass(part)]
+        for part in parts if field.compare else ():
+            yield name, field.name, type(part).__name__
+            yield from _traits(part)
+        if parts or not field.compare:
+            continue
+        if value is None or isinstance(value, bool):
+            yield name, field.name, value
+        elif isinstance(value, tuple):
+            yield name, field.name, len(value)
+        elif field.default is not dataclasses.MISSING:
+            yield name, field.name, value == field.default

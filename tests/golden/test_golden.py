@@ -14,6 +14,7 @@ import pytest
 from jsg.models.block_spec import RopeSpec
 from jsg.models.loading import load_model
 from tests.golden.compare import MAX_DIFFERENCE, Recorded
+from tests.golden.families import covering, mark, one_of_each
 from tests.golden.record import DATA, EMBEDDING, MAX_FILE_BYTES
 from tests.golden.variants import VARIANTS, random_tensors, random_tokens, weights_sha256, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
@@ -43,8 +44,8 @@ FAST = (*WEIGHTS, "cohere2", "gemma3_nested", "llama_tied", "llama_yarn_rope", "
 """Each part of a model that a family may have is in one of them; `tests/models/test_rope.py` has the other ropes."""
 
 
-def variants(fast: Collection[str]) -> list[Any]:
-    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in sorted(VARIANTS)]
+def variants(slow: Collection[str]) -> list[Any]:
+    return [pytest.param(name, marks=mark(name, FAST, slow)) for name in sorted(VARIANTS)]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def make_golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gol
     return functools.cache(lambda variant: Golden(variant, tmp_path_factory.mktemp(variant)))
 
 
-@pytest.fixture(params=variants(FAST))
+@pytest.fixture(params=variants(VARIANTS))
 def golden(request: pytest.FixtureRequest, make_golden: Callable[[str], Golden]) -> Golden:
     return make_golden(request.param)
 
@@ -73,6 +74,7 @@ def test_logits_of_two_uneven_chunks_beside_another_row(golden: Golden, parity: 
     parity("text", golden.note["config"], "logits", difference, MAX_DIFFERENCE)
 
 
+@pytest.mark.parametrize("golden", variants(covering(one_of_each())), indirect=True)
 def test_greedy_decoding_gives_the_same_60_tokens(golden: Golden) -> None:
     prompt_len = int(golden.arrays["prompt_len"])
     prompt = golden.tokens[:prompt_len]
@@ -97,10 +99,7 @@ def test_rope_scaling_and_window_matter(golden: Golden) -> None:
 
 @pytest.mark.parametrize(
     "golden",
-    [
-        pytest.param(name, marks=[] if name in WEIGHTS else [pytest.mark.slow, pytest.mark.long])
-        for name in sorted(VARIANTS)
-    ],
+    [pytest.param(name, marks=mark(name, WEIGHTS, ())) for name in sorted(VARIANTS)],
     indirect=True,
 )
 @pytest.mark.parametrize("place", [pytest.param("first", marks=pytest.mark.slow), "last"])

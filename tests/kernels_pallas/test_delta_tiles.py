@@ -1,4 +1,4 @@
-"""Tiles of the gated delta rule against its definition: repeated tokens, fast and slow decay, and neighbours."""
+"""Tiles of linear attention against its definition: repeated tokens, fast and slow decay, and neighbours."""
 
 import dataclasses
 import functools
@@ -10,27 +10,28 @@ import numpy as np
 import pytest
 
 from jsg.kernels_pallas import delta_recurrent, delta_tiles, ops
-from jsg.kernels_pallas.inputs import Pieces, StateCache
+from jsg.kernels_pallas.inputs import Pieces, ScanWeights, StateCache
 from jsg.kernels_pallas.reference_delta import tiles_of
 from jsg.kernels_pallas.tile import QUERY_TILE
 from tests.kernels_pallas.definition import QUICKLY
-from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, Arrays, Case, Run, definition, make
+from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, STEPS, Arrays, Case, Run, definition, make
 
-FAST = ("prompts", "bfloat16")
+FAST = ("prompts", "bfloat16", "scan in bfloat16", "prompts by channel")
 TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
 TOKENS = 512
 """Of all cases below, so that one program is compiled for them."""
 
 
-def of_one_head(*runs: Run) -> Case:
-    return Case("one head", runs, heads=1, group=1, padding=TOKENS - sum(run.length for run in runs))
+def of_one_head(*runs: Run, **form: bool) -> Case:
+    return Case("one head", runs, heads=1, group=1, padding=TOKENS - sum(run.length for run in runs), **form)
 
 
-@functools.partial(jax.jit, compiler_options=QUICKLY)
+@functools.partial(jax.jit, compiler_options=QUICKLY | {"xla_allow_excess_precision": False})
 def in_tiles(a: Arrays) -> tuple[jax.Array, StateCache]:
     tiles = tiles_of(a.pieces, len(a.joint) // QUERY_TILE + len(a.pieces.lens))
-    weights = a.weights._replace(eps=EPS)
-    return delta_tiles.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, tiles, interpret=True)
+    weights = a.weights._replace(**({"steps": STEPS} if isinstance(a.weights, ScanWeights) else {"eps": EPS}))
+    given = a.joint, a.raw_gates, weights, a.cache, a.pieces, tiles, a.apart
+    return delta_tiles.gated_delta(*given, interpret=True)
 
 
 def run(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -40,11 +41,7 @@ def run(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=[] if case.name in FAST else [pytest.mark.slow], id=case.name)
-        for case in CASES
-        if case.has_delta and not case.is_apart
-    ],
+    [pytest.param(case, marks=[] if case.name in FAST else [pytest.mark.slow], id=case.name) for case in CASES],
 )
 def test_tiles_are_the_definition(case: Case):
     """Pieces of all lengths, some of which continue. Slots that nobody may read hold NaN; only targets change."""
@@ -60,33 +57,47 @@ def test_tiles_are_the_definition(case: Case):
         np.testing.assert_array_equal(new[untouched], np.asarray(old, np.float32)[untouched])
 
 
+@pytest.mark.parametrize("is_apart", [False, True], ids=["by-head", "by-channel"])
 @pytest.mark.parametrize("count", [TOKENS, pytest.param(4096, marks=pytest.mark.slow)])
-def test_one_token_many_times(count: int):
+def test_one_token_many_times(count: int, is_apart: bool):
     """Equal keys that are written strongly and hardly fade: products of powers of the matrix would give 1e10."""
-    arrays = make(dataclasses.replace(of_one_head(Run(count), Run(0), Run(0)), padding=0))
-    alike = arrays._replace(
-        joint=jnp.broadcast_to(arrays.joint[:1], arrays.joint.shape),
-        raw_gates=jnp.broadcast_to(jnp.asarray([4.0, -9.0]), arrays.raw_gates.shape),
-    )
-    found, meant = run(alike), definition(alike)
+    arrays = make(dataclasses.replace(of_one_head(Run(count), Run(0), Run(0), is_apart=is_apart), padding=0))
+    arrays = saying(arrays._replace(joint=jnp.broadcast_to(arrays.joint[:1], arrays.joint.shape)), 4.0, -9.0)
+    found, meant = run(arrays), definition(arrays)
     np.testing.assert_allclose(found[0], meant[0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[2][1], meant[2][1], rtol=2e-6, atol=2e-6)
 
 
-def test_slow_decay_beside_fast():
-    """From 0.001 to 50 in one tile. Sums of decay from the first token on would be wrong by 1e-4."""
-    arrays = make(of_one_head(Run(200, 1, 2, 3), Run(0), Run(0)))
-    says = np.exp(np.random.default_rng(0).uniform(np.log(1e-3), np.log(50), arrays.raw_gates[..., 1:].shape))
-    raw = arrays.raw_gates.at[..., 1:].set(says + np.log(-np.expm1(-says)))  # softplus of it is `says`
-    weights = arrays.weights._replace(decay_rate=jnp.zeros(1), decay_bias=jnp.zeros(1))
-    arrays = arrays._replace(raw_gates=raw, weights=weights)
+def saying(arrays: Arrays, strength: np.ndarray | float, decay: np.ndarray | float) -> Arrays:
+    """With these gates before their activation."""
+    if arrays.apart is None:
+        gates = np.stack(np.broadcast_arrays(strength, decay, arrays.raw_gates[..., 0])[:2], -1)
+        return arrays._replace(raw_gates=jnp.asarray(gates, jnp.float32))
+    apart = arrays.apart._replace(decay=jnp.broadcast_to(jnp.float32(decay), arrays.apart.decay.shape))
+    return arrays._replace(raw_gates=jnp.broadcast_to(jnp.float32(strength), arrays.raw_gates.shape), apart=apart)
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["by-head", "by-channel"])
+def test_slow_decay_beside_fast(is_apart: bool):
+    """From 0.001 to 50 in one tile. Sums of decay from the first token on would be wrong by 1e-4.
+
+    Of a decay for each number of a key, a quotient of two exponentials would overflow.
+    """
+    arrays = make(of_one_head(Run(200, 1, 2, 3), Run(0), Run(0), is_apart=is_apart))
+    says = arrays.raw_gates[..., 1:] if arrays.apart is None else arrays.apart.decay
+    says = np.exp(np.random.default_rng(0).uniform(np.log(1e-3), np.log(50), says.shape))
+    says += np.log(-np.expm1(-says))  # softplus gives it back
+    weights = arrays.weights._replace(decay_rate=jnp.zeros(1), decay_bias=jnp.zeros_like(arrays.weights.decay_bias))
+    arrays = saying(arrays._replace(weights=weights), 1.0, says if is_apart else says[..., 0])
     found, meant = run(arrays), definition(arrays)
+    np.testing.assert_allclose(found[0], meant[0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[2][2], meant[2][2], rtol=3e-6, atol=3e-6)
 
 
-def test_nothing_of_a_neighbour_is_multiplied():
+@pytest.mark.parametrize("is_apart", [False, True], ids=["by-head", "by-channel"])
+def test_nothing_of_a_neighbour_is_multiplied(is_apart: bool):
     """Tokens before and behind a request, and tokens in no piece, are NaN. Its own bits are as beside finite ones."""
-    arrays = make(of_one_head(Run(3, 3, 3, 9), Run(70, 1, 2, 5), Run(435, 4, 4, 1)))
+    arrays = make(of_one_head(Run(3, 3, 3, 9), Run(70, 1, 2, 5), Run(435, 4, 4, 1), is_apart=is_apart))
     own = np.zeros(len(arrays.joint), bool)
     own[3:73] = True
     joint = jnp.where(own[:, None, None], arrays.joint, jnp.nan)
@@ -104,20 +115,28 @@ def test_pieces_are_cut_into_tiles():
     assert np.asarray(tiles.firsts)[:3].tolist() == [0, 3, 4]
 
 
+FORMS = {"by head": {}, "by channel": {"is_apart": True}, "scan": {"has_delta": False}}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "is_apart", "has_tiles", "form"),
+    ("dtype", "form", "sizes", "has_tiles", "chosen"),
     [
-        ("bfloat16", False, True, "tiles"),
-        ("bfloat16", False, False, "recurrent"),
-        ("float32", False, True, "recurrent"),
-        ("bfloat16", True, True, "recurrent"),
+        ("bfloat16", "by head", {}, True, "tiles"),
+        ("bfloat16", "by head", {}, False, "recurrent"),
+        ("bfloat16", "by channel", {}, True, "tiles"),
+        ("bfloat16", "scan", {"keys": 256, "values": 80}, True, "tiles"),
+        ("bfloat16", "by head", {"keys": 256}, True, "recurrent"),
+        ("float16", "by channel", {}, True, "tiles"),
+        ("float32", "by head", {}, True, "recurrent"),
     ],
 )
-def test_which_form_is_chosen(dtype: str, is_apart: bool, has_tiles: bool, form: str, monkeypatch: pytest.MonkeyPatch):
-    """Tensor cores are not exact enough for float32, and tiles have one decay for a head."""
-    arrays = make(Case("form", (Run(70), Run(0)), dtype=dtype, is_apart=is_apart))
+def test_which_kernels_are_chosen(
+    dtype: str, form: str, sizes: dict[str, int], has_tiles: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Those of tiles where they spill no registers."""
+    arrays = make(Case("form", (Run(70), Run(0)), dtype=dtype, **sizes, **FORMS[form]))
     tiles = tiles_of(arrays.pieces, 3) if has_tiles else None
     for module, name in ((delta_tiles, "tiles"), (delta_recurrent, "recurrent")):
         monkeypatch.setattr(module, "gated_delta", lambda *_, name=name, **__: (name, arrays.cache))
-    chosen, _ = inspect.unwrap(ops.gated_delta)(*arrays[:5], apart=arrays.apart, tiles=tiles, implementation="triton")
-    assert chosen == form
+    name, _ = inspect.unwrap(ops.gated_delta)(*arrays[:5], apart=arrays.apart, tiles=tiles, implementation="triton")
+    assert name == chosen

@@ -89,9 +89,18 @@ def test_it_is_the_product_with_the_restored_kernel(name: str):
     np.testing.assert_allclose(found, reference, rtol=0, atol=rounded)
 
 
+SHAPES = (1, 256, (8,)), (40, 640, (200,)), (300, 128, (3, 2, 24))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize(("count", "depth", "out"), [(1, 256, (8,)), (40, 640, (200,)), (300, 128, (3, 2, 24))])
+@pytest.mark.parametrize(
+    ("name", "count", "depth", "out"),
+    [
+        pytest.param(name, *shape, marks=() if (i + j) % 3 == 0 else pytest.mark.long)
+        for i, name in enumerate(FORMS)
+        for j, shape in enumerate(SHAPES)
+    ],
+)
 def test_it_is_so_in_other_shapes(name: str, count: int, depth: int, out: tuple[int, ...]):
     x, kernel = rows(count, depth), made(FORMS[name], depth, out)
     np.testing.assert_allclose(compiled()(x, kernel), product(x, kernel), rtol=0, atol=4e-5)

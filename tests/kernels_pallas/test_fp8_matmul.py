@@ -66,6 +66,31 @@ def interpreted_rounding(x: jax.Array, groups: int) -> reference_fp8.Fp8Rows:
     return fp8_rounding.rounded(x, groups, interpret=True)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("weight", ["bfloat16", "float32"])
+def test_norms_and_gates_are_rounded_as_after_launches_of_their_own(groups: int, weight: str):
+    """But for a rounding to bfloat16 of a sum in another order, which moves some to the next number that e4m3 has."""
+    depth, rng = 3 * 4 * 16, np.random.default_rng(3)
+    x, more, gates = (jnp.asarray(rng.normal(size=(5, *shape, depth)), jnp.bfloat16) for shape in ((), (), (2,)))
+    of = Fp8Kernel(None, jnp.ones((groups, 8)))
+    factor = jnp.asarray(rng.normal(size=depth), weight)
+    for operation, given in (
+        ("normed_rows", (x, None, factor, 1e-5, of)),
+        ("normed_rows", (x, more, factor, 1e-5, of)),
+        ("gated_rows", (gates, "silu", of)),
+        ("gated_rows", (gates[:, :1], "relu2", of)),
+    ):
+        found, expected = (getattr(ops, operation)(*given, implementation=each) for each in IMPLEMENTATIONS)
+        if operation == "normed_rows":
+            np.testing.assert_array_equal(found[0], expected[0])
+            assert (found[0] is x) == (given[1] is None)
+            found, expected = found[1], expected[1]
+        np.testing.assert_allclose(found.scale, expected.scale, rtol=2**-6)
+        a, b = (np.asarray(each.values, np.float32) for each in (found, expected))
+        np.testing.assert_allclose(a, b, rtol=0.125, atol=2.0**-9)
+        assert (a == b).mean() > 0.9
+
+
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_product_is_that_of_what_was_rounded(implementation: str, groups: int):

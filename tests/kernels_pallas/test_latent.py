@@ -54,6 +54,13 @@ def check(
     assert not found[num_real:].any(), "padding tokens give zero"
 
 
+def mark(implementation: str, name: str, widths: str) -> tuple[pytest.MarkDecorator, ...]:
+    """What is neither fast nor of steps that have all kinds of rows is long."""
+    if (implementation, name, widths) in FAST:
+        return ()
+    return (pytest.mark.slow,) if name in ("decode", "mixed") else (pytest.mark.slow, pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("implementation", "case", "widths"),
     [
@@ -61,7 +68,7 @@ def check(
             implementation,
             case,
             widths,
-            marks=() if (implementation, case.name, widths) in FAST else pytest.mark.slow,
+            marks=mark(implementation, case.name, widths),
             id=f"{implementation}-{case.name}-{widths}",
         )
         for implementation in ("reference", "native", "triton")

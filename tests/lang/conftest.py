@@ -16,6 +16,7 @@ from tests.conftest import COMPILE_CACHE
 from tests.engine.late import late_programs
 from tests.lang.wire_servers import PAGE, TOKENS, Parrot, WireServer
 from tests.processing.conftest import all_tokenizers, directories  # noqa: F401
+from tests.server.conftest import model_dir  # noqa: F401
 
 SMALL = {
     "deterministic": True,

@@ -1,8 +1,7 @@
 """A token model without an engine: a real tokenizer, and answers that a test writes."""
 
 import asyncio
-import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from jsg.constrained.stop_patterns import stop_patterns
@@ -21,16 +20,6 @@ from jsg.types import FinishReason, FinishType, Request, RequestOutput, Sampling
 
 NextLogprobs = Callable[[tuple[int, ...]], Sequence[float]]
 """The log-probability of every token behind some tokens."""
-
-
-def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test on a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 600))
-
-    return run
 
 
 async def said(session: TokenSession, *, markers: Markers | None = None, **args: Any) -> str:

@@ -1,16 +1,12 @@
 """`jsg.Anthropic`: the real package, a real socket, a toy model behind the rules of the real API."""
 
-import asyncio
 import base64
-from typing import Any
 
 import pytest
 
-import jsg as sgl
 from jsg.errors import BackendError, RequestError, UnsupportedError
 from jsg.lang.remote.anthropic import Anthropic
 from jsg.lang.remote.retry import RetryPolicy
-from jsg.lang.streams.loop import shared_loop
 from jsg.lang.words.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from tests.lang.wire_servers import Fault, WireServer, ask, closing, tell, write
 
@@ -22,23 +18,20 @@ def backend_of(wire: WireServer, **options):
     return closing(Anthropic("toy", **{"base_url": wire.url, "retry": QUICK, **options}))
 
 
-def test_f18_the_system_prompt_stays_for_every_gen(wire):
-    async def main():
-        async with backend_of(wire) as backend:
-            session = backend.open()
-            await tell(session, RoleBegin("system"), "Be short.", RoleEnd("system"))
-            await ask(session)
-            first = await write(session, stop=("\nB",))
-            assert first.text == "Name: Ada Lovelace"
-            assert first.meta["finish_reason"] == {"type": "stop", "matched": "\nB"}
-            assert first.meta["completion_tokens"] == 8
-            assert (first.meta["prompt_tokens"], first.meta["cached_tokens"]) == (wire.prompt_tokens, 1)
-            await tell(session, RoleEnd("assistant"))
-            await ask(session, "And?")
-            await write(session, max_tokens=1)
-            assert backend.usage().prompt_tokens == wire.prompt_tokens
-
-    asyncio.run(main())
+async def test_f18_the_system_prompt_stays_for_every_gen(wire):
+    async with backend_of(wire) as backend:
+        session = backend.open()
+        await tell(session, RoleBegin("system"), "Be short.", RoleEnd("system"))
+        await ask(session)
+        first = await write(session, stop=("\nB",))
+        assert first.text == "Name: Ada Lovelace"
+        assert first.meta["finish_reason"] == {"type": "stop", "matched": "\nB"}
+        assert first.meta["completion_tokens"] == 8
+        assert (first.meta["prompt_tokens"], first.meta["cached_tokens"]) == (wire.prompt_tokens, 1)
+        await tell(session, RoleEnd("assistant"))
+        await ask(session, "And?")
+        await write(session, max_tokens=1)
+        assert backend.usage().prompt_tokens == wire.prompt_tokens
     first, second = wire.requests
     assert first["system"] == second["system"] == [{"type": "text", "text": "Be short."}]
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
@@ -294,18 +287,3 @@ class TestSelect:
         with pytest.raises(UnsupportedError, match="token_length_normalized"):
             await session.select(Select("x", ("Ada", "Bo"), "token_length_normalized"))
         assert len(wire.requests) == 3
-
-
-def test_s9_a_backend_closes_what_programs_opened(wire):
-    @sgl.function
-    def program(s):
-        with s.user():
-            s += "Name:"
-        with s.assistant():
-            s += sgl.gen("name", max_tokens=1)
-
-    with Anthropic("toy", base_url=wire.url) as backend:
-        api: Any = backend._caller.api
-        program.run(backend=backend)["name"]
-        client = api._clients._things[shared_loop().loop][1]
-    assert client.is_closed()

@@ -18,12 +18,7 @@ from jsg.server import kept_files
 from tests.lang.fake_server import LAST, TEMPLATE, FakeServer, Reply, answer, failure, fake_server
 from tests.lang.wire_servers import serving
 from tests.server.scripted import ScriptedServer
-from tests.server.vision_model import base64_of, png, write_vision_model
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
+from tests.server.vision_model import base64_of, png
 
 
 @pytest.fixture

@@ -12,13 +12,12 @@ import jsg
 from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.offline.lang_backend import EngineBackend
-from jsg.errors import EngineDeadError, GrammarError, RequestError
+from jsg.errors import GrammarError, RequestError
 from jsg.lang.tokens.session import TokenSession
 from jsg.lang.words.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.types import GrammarSpec
 from tests.constrained.vocabularies import sentencepiece, tekken, tokenize
 from tests.lang.conftest import new_engine
-from tests.lang.fake_model import asynchronous
 
 GREEDY = SamplingArgs(temperature=0.0, max_tokens=8, ignore_eos=True)
 CHOICES = (" girl", " boy", " girl who", " big dog", " boy")
@@ -89,7 +88,6 @@ def test_an_engine_names_its_model_and_counts_as_a_server_does(engine: jsg.Engin
 
 
 class TestReuse:
-    @asynchronous
     async def test_f6_a_continuation_re_uses_every_token_that_exists(self, backend: EngineBackend):
         session = await started(backend, "There was a little girl")
         _, meta = await gen(session)
@@ -99,7 +97,6 @@ class TestReuse:
             _, meta = await gen(session)
             assert meta["cached_tokens"] == exists_after(before)
 
-    @asynchronous
     async def test_f6_so_does_one_behind_a_stop_string_and_behind_the_end(self, backend: EngineBackend, engine):
         session = await started(backend, "There was a little girl")
         whole, _ = await gen(session, max_tokens=20)
@@ -122,7 +119,6 @@ class TestReuse:
         _, after = await gen(chat)
         assert after["cached_tokens"] == exists_after(meta)
 
-    @asynchronous
     async def test_f6_so_do_forks_and_forks_of_forks(self, backend: EngineBackend, engine: jsg.Engine):
         root = await started(backend, "There was a little girl who lived in")
         _, root_meta = await gen(root)
@@ -146,7 +142,6 @@ class TestReuse:
             await session.close()
         assert engine.get_server_info()["num_holds"] == 0
 
-    @asynchronous
     async def test_a_hint_is_computed_when_it_returns(self, backend: EngineBackend, engine: jsg.Engine):
         session = await started(backend, "There was a little girl who lived in a house")
         await session.hint()
@@ -170,7 +165,6 @@ class TestReuse:
         assert meta["cached_tokens"] == len(engine.tokenizer.encode(constant))
         assert meta["prompt_tokens"] > meta["cached_tokens"]
 
-    @asynchronous
     async def test_a_joined_prompt_re_uses_its_branches(self, backend: EngineBackend, engine: jsg.Engine):
         session = await started(backend, "Facts: ")
         branches = await session.fork(2, [0, 100])
@@ -233,7 +227,6 @@ class TestSameAnswer:
 
 
 class TestAnswers:
-    @asynchronous
     async def test_pieces_are_the_text_and_the_meta_is_that_of_generate(self, backend: EngineBackend, engine):
         session = await started(backend, "There was a little girl")
         text, meta = await gen(session, return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True)
@@ -249,7 +242,6 @@ class TestAnswers:
         assert "".join(entry[2] for entry in meta["output_token_logprobs"]) == text
         assert {"prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason", "output_ids"} <= meta.keys()
 
-    @asynchronous
     async def test_several_answers_of_which_the_first_goes_on(self, backend: EngineBackend, engine: jsg.Engine):
         session = await started(backend, "There was a")
         pieces = [p async for p in session.generate(Gen("x", SamplingArgs(n=3, temperature=1.0, max_tokens=6, seed=4)))]
@@ -261,7 +253,6 @@ class TestAnswers:
         first = (await session._resolve())[0]
         assert engine.tokenizer.decode(first.ids).startswith(f"There was a{text}!")
 
-    @asynchronous
     async def test_patterns_schemas_and_types(self, backend: EngineBackend):
         session = await started(backend, "The number of girls is ")
         text, _ = await gen(session, dtype="int", max_tokens=20)
@@ -281,7 +272,6 @@ class TestAnswers:
         await session.extend(Text("\n"))
         assert (await gen(session, ebnf='root ::= "x" "y"', max_tokens=20, ignore_eos=False))[0] == "xy"
 
-    @asynchronous
     async def test_each_type_is_written_so_that_python_reads_it(self, backend: EngineBackend):
         values: dict[str, Any] = {}
         for dtype, prompt in (
@@ -296,7 +286,6 @@ class TestAnswers:
         assert values["bool"] in ("True", "False")
         assert values["str"][0] == '"' and isinstance(json.loads(values["str"]), str)
 
-    @asynchronous
     async def test_f11_a_string_that_the_model_writes_has_punctuation(self, backend: EngineBackend):
         session = await started(backend, "Anything: ")
         args = SamplingArgs(n=8, dtype="str", temperature=20.0, max_tokens=32, seed=1)  # any token that may stand there
@@ -317,7 +306,6 @@ class TestAnswers:
         masker = grammar.new_masker()
         assert not all(masker.accept(token) for token in tokenize(grammar.vocabulary, b'"a"b'))
 
-    @asynchronous
     async def test_a_stop_pattern_ends_before_its_match(self, backend: EngineBackend):
         session = await started(backend, "There was a little girl")
         whole, _ = await gen(session, max_tokens=20)
@@ -325,7 +313,6 @@ class TestAnswers:
         text, _ = await gen(session, max_tokens=20, stop_regex=("[aeiou]",))
         assert text == whole[: next(i for i, char in enumerate(whole) if char in "aeiou")]
 
-    @asynchronous
     async def test_closing_a_gen_aborts_it(self, backend: EngineBackend, engine: jsg.Engine):
         session = await started(backend, "There was")
         pieces = session.generate(Gen("x", SamplingArgs(max_tokens=3000).over(GREEDY)))
@@ -335,7 +322,6 @@ class TestAnswers:
         await pieces.aclose()
         assert engine.get_server_info()["num_running"] == 0
 
-    @asynchronous
     async def test_a_wrong_call_says_what_is_wrong_and_the_session_goes_on(self, backend: EngineBackend):
         session = await started(backend, "There was")
         for args, error, message in (
@@ -348,34 +334,17 @@ class TestAnswers:
                 await gen(session, **args)
         assert (await gen(session))[0]
 
-    @asynchronous
     async def test_a_long_text_is_encoded_beside_the_loop(self, backend: EngineBackend):
         session = await started(backend, "word " * 5000)
         with pytest.raises(RequestError, match="must be at most 4096"):
             await gen(session)
 
-    async def test_a_closed_engine_says_so(self, compile_cache_dir: str):
-        engine = new_engine(compile_cache_dir)
-        backend = engine.as_backend()
-        engine.close()
-
-        session = await started(backend, "There was")
-        with pytest.raises(EngineDeadError):
-            await gen(session)
-        branches = await session.fork(2)
-        with pytest.raises(EngineDeadError):
-            await gen(branches[0])
-        for branch in branches:
-            await branch.close()
-
-    @asynchronous
     async def test_the_backend_tells_and_flushes(self, backend: EngineBackend):
         assert (await backend.server_info())["vocab_size"] and await backend.flush_cache()
         await backend.close()
 
 
 class TestSelect:
-    @asynchronous
     async def test_f16_probabilities_are_the_models_own(self, backend: EngineBackend, engine: jsg.Engine):
         session = await started(backend, "There was a little")
         selection = await session.select(Select("c", CHOICES, "token_trie"))
@@ -389,7 +358,6 @@ class TestSelect:
         assert selection.choice == CHOICES[selection.probabilities.index(max(selection.probabilities))]
         assert selection.meta["id"] and selection.meta["e2e_latency"] > 0
 
-    @asynchronous
     async def test_one_call_scores_and_the_prompt_is_cached_behind_it(
         self, backend: EngineBackend, engine: jsg.Engine, monkeypatch: pytest.MonkeyPatch
     ):
@@ -412,7 +380,6 @@ class TestSelect:
     @pytest.mark.parametrize(
         "stem_of_two", [" and her brother", ""], ids=["choices share two stems", "choices share one stem"]
     )
-    @asynchronous
     async def test_a_stem_of_choices_is_computed_once(self, backend: EngineBackend, engine, stem_of_two: str):
         text, stem = "There was a little", " girl who lived in a house"
         ends = (" in the woods", " by the sea", stem_of_two + " and a dog", stem_of_two + " and two cats")
@@ -429,7 +396,6 @@ class TestSelect:
     @pytest.mark.parametrize(
         "method", ["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
     )
-    @asynchronous
     async def test_published_methods_report_what_they_saw(self, backend: EngineBackend, method: str):
         session = await started(backend, "There was a little")
         selection = await session.select(Select("c", CHOICES, method))
@@ -443,7 +409,6 @@ class TestSelect:
         if method == "greedy_token_selection":
             assert len(selection.meta["greedy_logprob_matrix"]) == len(CHOICES)
 
-    @asynchronous
     async def test_a_choice_behind_joined_branches(self, backend: EngineBackend):
         session = await started(backend, "Facts: ")
         branches = await session.fork(2)

@@ -16,7 +16,7 @@ from tests.lang.graph_programs import PLANS, backend, branches, planned, post, r
 from tests.lang.scripted import Gate, ScriptedBackend
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(PLANS)
 def test_a_compiled_program_says_what_the_interpreted_one_says(plan):
     interpreted = planned.run(q="why", plan=plan, backend=backend())

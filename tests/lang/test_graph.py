@@ -364,7 +364,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_whatever_is_changed_in_a_graph_it_reads_or_is_refused(data):
     graph = everything.trace().to_dict()

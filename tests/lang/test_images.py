@@ -13,16 +13,11 @@ from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.speech.prompts.chat_prompt import ChatPrompt
 from jsg.speech.prompts.turns import ChatTurns
 from tests.golden.vision_variants import IMAGE_TOKEN
-from tests.lang.fake_model import FakeModel, asynchronous
+from tests.lang.fake_model import FakeModel
 from tests.server.byte_tokenizer import CHAT_TEMPLATE
-from tests.server.vision_model import PATCHES, VISION_TEMPLATE, png, write_vision_model
+from tests.server.vision_model import PATCHES, VISION_TEMPLATE, png
 
 QUESTION = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +43,6 @@ async def ask(session: TokenSession) -> None:
         pass
 
 
-@asynchronous
 async def test_a_programs_tokens_are_those_of_a_chat(tokenizer, reader):
     model = FakeModel(tokenizer, ["."], media=reader)
     await ask(TokenSession(model))
@@ -63,7 +57,6 @@ async def test_a_programs_tokens_are_those_of_a_chat(tokenizer, reader):
     assert prompt.input_ids.count(IMAGE_TOKEN) == PATCHES
 
 
-@asynchronous
 async def test_branches_and_choices_go_on_behind_the_same_picture(tokenizer, reader):
     model = FakeModel(tokenizer, [".", "!"], media=reader, next_logprobs=lambda _: [-6.0] * 512)
     session = TokenSession(model)
@@ -81,7 +74,6 @@ async def test_branches_and_choices_go_on_behind_the_same_picture(tokenizer, rea
         await each.close()
 
 
-@asynchronous
 async def test_offsets_are_refused(tokenizer, reader):
     model = FakeModel(tokenizer, ["."], media=reader)
     session = TokenSession(model)

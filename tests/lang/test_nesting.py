@@ -65,7 +65,7 @@ def fault(error, run):
     return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example([("scope", "a", BEGIN), ("scope", "a", BEGIN)], [], "gather_variable")
 @example(
     [("scope", "a", BEGIN), ("scope", "b", BEGIN), ("scope", "a", END), ("scope", "b", END)], [], "gather_variable"

@@ -70,18 +70,15 @@ async def test_each_loop_has_one(things, elsewhere):
     things.shutdown()
 
 
-def test_s9_all_are_closed_wherever_they_are(things, elsewhere):
+async def test_s9_all_are_closed_wherever_they_are(things, elsewhere):
     other = made_on(things, elsewhere)
 
-    async def close():
-        own = things.here()
-        await things.close()
-        await things.close()
-        assert things.here() is not own
-        await things.close()
-        return own
-
-    own = asyncio.run(close())
+    own = things.here()
+    await things.close()
+    await things.close()
+    assert things.here() is not own
+    await things.close()
+    own = own
     assert (own.num_closed, other.num_closed) == (1, 1)
     assert made_on(things, elsewhere) is not other
     things.shutdown()

@@ -94,21 +94,18 @@ def test_an_error_that_is_none_of_ours_does_not_get_out(caplog):
     assert "/secret/path" in caplog.text
 
 
-def test_leaving_the_block_cancels_the_program():
-    async def main():
-        started = asyncio.Event()
+async def test_leaving_the_block_cancels_the_program():
+    started = asyncio.Event()
 
-        async def forever(prompt, gen):
-            started.set()
-            await asyncio.Event().wait()
+    async def forever(prompt, gen):
+        started.set()
+        await asyncio.Event().wait()
 
-        where = ScriptedBackend(forever)
-        async with execute(branches.trace(), where, {"x": "x"}):
-            await started.wait()
-        await until(lambda: where.num_open == 0)
-        return where
-
-    where = asyncio.run(main())
+    where = ScriptedBackend(forever)
+    async with execute(branches.trace(), where, {"x": "x"}):
+        await started.wait()
+    await until(lambda: where.num_open == 0)
+    where = where
     assert len(where.aborted) >= 1
 
 

@@ -8,7 +8,7 @@ from jsg.lang.words.ir import RoleBegin, RoleEnd, Select, Text
 from jsg.processing.parts import JoinedPart, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer
 from jsg.speech.prompts.encode_parts import EncodedPrompt, encode_choices, encode_parts
-from tests.lang.fake_model import FakeModel, asynchronous, said, turn
+from tests.lang.fake_model import FakeModel, said, turn
 from tests.processing.conftest import KINDS
 
 SHOTS = "Q: What has wings?\nA: A bird.\nQ: What has wheels?\nA: A car.\nQ:"
@@ -21,7 +21,6 @@ def agreeing(left: EncodedPrompt, right: EncodedPrompt) -> int:
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-@asynchronous
 async def test_branches_say_where_they_part(tiny: Tokenizer, is_refused: bool):
     """Whether their prefix is held or not: a server that has too many holds keeps none, and says nothing."""
     model = FakeModel(tiny, ["a", "b", "c", "d"])
@@ -44,7 +43,6 @@ async def test_branches_say_where_they_part(tiny: Tokenizer, is_refused: bool):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@asynchronous
 async def test_copies_say_where_they_part_and_keep_their_tokens(all_tokenizers, kind: str):
     """As the runs of a batch, which have their beginning in common. Its text is encoded together with theirs."""
     tokenizer = all_tokenizers[kind]
@@ -62,7 +60,6 @@ async def test_copies_say_where_they_part_and_keep_their_tokens(all_tokenizers, 
         assert agree - MOST_LOST <= point <= agree
 
 
-@asynchronous
 async def test_messages_in_front_of_a_question_end_at_a_point(tiny: Tokenizer):
     model = FakeModel(tiny, ["."] * 3)
     sessions = [TokenSession(model) for _ in range(2)]
@@ -81,7 +78,6 @@ async def test_messages_in_front_of_a_question_end_at_a_point(tiny: Tokenizer):
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
-@asynchronous
 async def test_a_run_of_a_batch_says_where_its_own_text_begins(tiny: Tokenizer, in_turn: bool):
     """Of all pieces in which it has some the first, if enough is in front of it. The place changes no token."""
     model, whole = FakeModel(tiny, ["."] * 3), FakeModel(tiny, ["."])
@@ -103,7 +99,6 @@ async def test_a_run_of_a_batch_says_where_its_own_text_begins(tiny: Tokenizer, 
     assert model.prompts[1].snapshot_at == () and len(model.prompts[2].snapshot_at) == 1, "a turn has its own place"
 
 
-@asynchronous
 async def test_an_empty_copy_begins_as_any_prompt_does(tiny: Tokenizer):
     model = FakeModel(tiny, [".", "."])
     for session in (TokenSession(model).copy(), TokenSession(model)):
@@ -112,7 +107,6 @@ async def test_an_empty_copy_begins_as_any_prompt_does(tiny: Tokenizer):
     assert model.prompts[0] == model.prompts[1]
 
 
-@asynchronous
 async def test_a_turns_white_space_is_trimmed_across_a_place(tiny: Tokenizer):
     whole, model = [], FakeModel(tiny, [".", "."])
     for is_copied in (False, True):
@@ -127,7 +121,6 @@ async def test_a_turns_white_space_is_trimmed_across_a_place(tiny: Tokenizer):
     assert whole[0] == whole[1]
 
 
-@asynchronous
 async def test_a_selection_says_where_its_copies_part(tiny: Tokenizer):
     model = FakeModel(tiny, next_logprobs=lambda ids: [-1.0] * tiny.vocab_size)
     session = TokenSession(model)

@@ -14,7 +14,7 @@ from jsg.lang.tokens.shared_prefix import SharedPrefix
 from jsg.lang.words.ir import RoleBegin, RoleEnd, Select, Text
 from jsg.processing.parts import JoinedPart, OffsetPart, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer
-from tests.lang.fake_model import FakeModel, asynchronous, said, turn
+from tests.lang.fake_model import FakeModel, said, turn
 from tests.speech.prompts.chat_templates import STYLES
 
 USER, ASSISTANT = "user", "assistant"
@@ -27,7 +27,6 @@ _EMPTY_THOUGHT = (
 
 
 class TestFork:
-    @asynchronous
     async def test_f4_a_fork_does_not_wait_for_its_hint(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a", "b"])
         model.hold_gate.clear()
@@ -46,7 +45,6 @@ class TestFork:
         assert [p.input_ids for p in model.prompts] == [(*common, *tiny.encode(f" {text}")) for text in ("a", "b")]
         assert len(model.holds) == 1
 
-    @asynchronous
     async def test_a_prefix_is_held_until_all_branches_are_closed(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a"])
         session = TokenSession(model)
@@ -61,7 +59,6 @@ class TestFork:
         await copy.close()
         assert model.num_holds == 0
 
-    @asynchronous
     async def test_branches_that_are_closed_at_once_hold_nothing(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a"])
         model.hold_gate.clear()
@@ -74,7 +71,6 @@ class TestFork:
         await said(session)
         assert tiny.decode(model.prompts[0].input_ids) == "there wasx"
 
-    @asynchronous
     async def test_a_model_that_cannot_hold_is_asked_without(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a", "b", "c"])
         model.hold_error = QueueFullError("too many holds")
@@ -88,7 +84,6 @@ class TestFork:
         assert cut != tuple(tiny.encode("there was a girl"))
         assert [p.input_ids for p in model.prompts] == [cut, cut], "tokens as if it were held"
 
-    @asynchronous
     async def test_nested_forks_share_what_they_have_in_common(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["x"] * 9)
         root = TokenSession(model)
@@ -110,7 +105,6 @@ class TestFork:
         await said(root)
         assert tiny.decode(model.prompts[-1].input_ids) == "one end"
 
-    @asynchronous
     async def test_an_empty_prompt_is_not_held(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a"])
         branches = await TokenSession(model).fork(3)
@@ -118,7 +112,6 @@ class TestFork:
         await said(branches[2])
         assert not model.holds
 
-    @asynchronous
     async def test_a_fork_in_a_turn_goes_on_in_it(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a", "b"])
         session = TokenSession(model)
@@ -131,7 +124,6 @@ class TestFork:
             decoded = tiny.decode(model.prompts[-1].input_ids, skip_special_tokens=False)
             assert decoded == "<|user|>x<|end|><|assistant|>"
 
-    @asynchronous
     async def test_f5_offsets_move_the_positions_of_a_branch(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a", "b"])
         session = TokenSession(model)
@@ -145,7 +137,6 @@ class TestFork:
             with pytest.raises(RequestError, match="position_ids_offset must have 2 numbers from 0"):
                 await session.fork(2, wrong)
 
-    @asynchronous
     async def test_f5_an_offset_right_before_a_gen_moves_what_the_model_writes(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a", "b"])
         session = TokenSession(model)
@@ -156,7 +147,6 @@ class TestFork:
             assert model.prompts[-1].position_jumps == ((len(tiny.encode("one")), 50),)
             await branch.extend(Text(" two"))
 
-    @asynchronous
     async def test_an_offset_alone_is_no_prompt(self, tiny: Tokenizer):
         style = STYLES["headers"]  # which begins with a BOS
         model = FakeModel(tiny, [".", "."], template=style.source)
@@ -171,7 +161,6 @@ class TestFork:
         assert not model.holds
 
     @pytest.mark.parametrize("size", [1, 2])
-    @asynchronous
     async def test_a_long_chain_of_forks_is_resolved(self, tiny: Tokenizer, size: int):
         model = FakeModel(tiny, ["."])
         session = TokenSession(model)
@@ -184,7 +173,6 @@ class TestFork:
             == (*tiny.encode("y"), *tiny.encode("y", add_special_tokens=False) * 1999)[: 2000 // size]
         )
 
-    @asynchronous
     async def test_what_a_prompt_began_with_is_dropped_when_it_is_known(self, tiny: Tokenizer):
         session = TokenSession(FakeModel(tiny))
         prefixes: list[weakref.ref[SharedPrefix]] = []
@@ -204,7 +192,6 @@ class TestFork:
             (copy,) = await copy.fork(1)
         assert not copy._held, "a copy has nothing to give back"
 
-    @asynchronous
     async def test_a_hint_that_breaks_is_logged_and_is_none(self, tiny: Tokenizer, caplog: pytest.LogCaptureFixture):
         model = FakeModel(tiny, ["a"])
         model.hold_error = ZeroDivisionError("a bug")
@@ -226,7 +213,6 @@ class TestFork:
         assert not unheeded
         assert "ZeroDivisionError" in caplog.text
 
-    @asynchronous
     async def test_a_branch_goes_on_without_a_hint_that_broke(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a"])
         model.hold_error = ZeroDivisionError("a bug")
@@ -237,7 +223,6 @@ class TestFork:
 
 
 class TestHint:
-    @asynchronous
     async def test_a_hint_holds_the_prompt_and_changes_nothing(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["x"])
         session = TokenSession(model)
@@ -255,7 +240,6 @@ class TestHint:
         await session.close()
         assert model.num_holds == 0
 
-    @asynchronous
     async def test_a_hint_that_is_refused_is_none(self, tiny: Tokenizer):
         model = FakeModel(tiny)
         model.hold_error = QueueFullError("too many holds")
@@ -267,7 +251,6 @@ class TestHint:
 
 
 class TestJoin:
-    @asynchronous
     async def test_branches_stand_side_by_side_as_the_tokens_they_are(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a", "b", "c"])
         session = TokenSession(model)
@@ -299,7 +282,6 @@ class TestJoin:
         assert isinstance(model.calls[-1].prompt[1], JoinedPart)
         assert not any(isinstance(p, TextPart) for branch in model.calls[-1].prompt[1].branches for p in branch)
 
-    @asynchronous
     async def test_a_branch_that_begins_with_a_gen(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["one", "two", "."])
         session = TokenSession(model)
@@ -314,7 +296,6 @@ class TestJoin:
         common, one, two, end = (len(tiny.encode(text)) for text in ("Docs:", "one", "two", "!"))
         assert model.prompts[-1].joined == (common, common + one + end, common + one + two + 2 * end)
 
-    @asynchronous
     async def test_one_branch_is_told_from_what_it_shares(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."])
         session = TokenSession(model)
@@ -328,7 +309,6 @@ class TestJoin:
         start = len(tiny.encode("there was a l"))
         assert model.prompts[-1].joined == (start, start + len(tiny.encode("ittle")))
 
-    @asynchronous
     async def test_a_branch_that_was_forked_has_what_it_said_before(self, tiny: Tokenizer):
         prompts = []
         for size in (0, 1, 2):
@@ -349,7 +329,6 @@ class TestJoin:
             assert len(model.prompts[-1].joined) == 3
         assert prompts == ["common one two one two all"] * 3
 
-    @asynchronous
     async def test_only_branches_of_what_it_is_now_are_joined(self, tiny: Tokenizer):
         session = TokenSession(FakeModel(tiny))
         await session.extend(Text("a"))
@@ -359,7 +338,6 @@ class TestJoin:
             with pytest.raises(RequestError, match="must join branches that were forked from what the state is now"):
                 await session.join(wrong)
 
-    @asynchronous
     async def test_a_state_joins_once(self, tiny: Tokenizer):
         session = TokenSession(FakeModel(tiny))
         await session.extend(Text("a"))
@@ -372,7 +350,6 @@ class TestJoin:
             await session.extend(Text("b"))
 
     @pytest.mark.parametrize(("name", "before"), [("folded", " "), ("headers", "")])
-    @asynchronous
     async def test_an_open_turn_goes_on_behind_the_branches_that_began_it(self, tiny: Tokenizer, name, before):
         model = FakeModel(tiny, ["."], template=STYLES[name].source)
         session = TokenSession(model)
@@ -390,7 +367,6 @@ class TestJoin:
         closing = await session.extend(RoleEnd(ASSISTANT))
         assert (await model.turns()).closing((USER, ASSISTANT)) == closing
 
-    @asynchronous
     async def test_an_open_turn_begins_behind_branches_that_are_empty(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."], template=_EMPTY_THOUGHT)
         session = TokenSession(model)
@@ -400,7 +376,6 @@ class TestJoin:
         await said(session)
         assert tiny.decode(model.prompts[0].input_ids, skip_special_tokens=False).endswith("><think></think>")
 
-    @asynchronous
     async def test_the_model_does_not_begin_a_reply_that_branches_began(self, tiny: Tokenizer):
         session = TokenSession(FakeModel(tiny, ["."], template=_EMPTY_THOUGHT))
         await turn(session, USER, "Hi")
@@ -412,7 +387,6 @@ class TestJoin:
         with pytest.raises(RequestError, match="must have a text behind them"):
             await said(session)  # it wrote <think></think> behind the documents
 
-    @asynchronous
     async def test_turns_of_the_branches_are_followed(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."], template=STYLES["words"].source)
         session = TokenSession(model)
@@ -428,7 +402,6 @@ class TestJoin:
         decoded = tiny.decode(model.prompts[0].input_ids, skip_special_tokens=False)
         assert decoded.startswith(asked[0] + "".join(text))
 
-    @asynchronous
     async def test_a_branch_ends_in_the_turn_in_which_it_began(self, tiny: Tokenizer):
         for is_open in (False, True):
             session = TokenSession(FakeModel(tiny))
@@ -441,7 +414,6 @@ class TestJoin:
             with pytest.raises(RequestError, match="must join branches that end in the turn in which they began"):
                 await session.join(branches)
 
-    @asynchronous
     async def test_a_model_call_right_behind_the_branches_is_refused_in_words_of_the_program(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."], next_logprobs=lambda _: [-8.0] * tiny.vocab_size)
         session = TokenSession(model)

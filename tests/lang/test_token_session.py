@@ -13,7 +13,7 @@ from jsg.processing.parts import MediaPart, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.speech.answers.thoughts import MARKERS
 from jsg.speech.prompts.chat_prompt import ChatPrompt
-from tests.lang.fake_model import FakeModel, asynchronous, said, turn
+from tests.lang.fake_model import FakeModel, said, turn
 from tests.processing.conftest import KINDS
 from tests.speech.prompts.chat_templates import STYLES
 
@@ -21,7 +21,6 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
 
 class TestPrompt:
-    @asynchronous
     async def test_f6_text_is_encoded_once_and_what_the_model_wrote_stays_its_tokens(self, tiny: Tokenizer):
         letters = tiny.encode("girl", add_special_tokens=False)
         spelled = [tiny.encode(letter, add_special_tokens=False)[0] for letter in "girl"]
@@ -38,7 +37,6 @@ class TestPrompt:
         assert model.prompts[1].input_ids == (*first, *spelled, *tiny.encode(" in"))
         assert model.calls[1].prompt[0] == TokenPart(first + tuple(spelled)), "sent as tokens, not as text"
 
-    @asynchronous
     async def test_the_rest_of_a_token_that_a_stop_string_cut_goes_on_as_text(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["once there was", "."])
         session = TokenSession(model)
@@ -48,7 +46,6 @@ class TestPrompt:
         await said(session)
         assert tiny.decode(model.prompts[1].input_ids) == "So once thus"
 
-    @asynchronous
     async def test_closing_a_gen_leaves_the_prompt_as_it_was(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a long answer", "a long answer"])
         session = TokenSession(model)
@@ -61,7 +58,6 @@ class TestPrompt:
         await said(session)
         assert model.prompts[0] == model.prompts[1]
 
-    @asynchronous
     async def test_special_tokens_count_outside_turns_and_not_inside(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."])
         session = TokenSession(model)
@@ -71,7 +67,6 @@ class TestPrompt:
         assert model.prompts[0].input_ids.count(tiny.token_id("<|end|>")) == 2  # the first, and the template's
         assert tiny.decode(model.prompts[0].input_ids, skip_special_tokens=False) == "<|end|><|user|><|end|><|end|>"
 
-    @asynchronous
     async def test_f8_media_stands_where_the_program_put_it(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."])
         session = TokenSession(model)
@@ -96,7 +91,6 @@ class TestPrompt:
 class TestTurns:
     @pytest.mark.parametrize("name", STYLES)
     @pytest.mark.parametrize("kind", KINDS)
-    @asynchronous
     async def test_f15_a_programs_tokens_are_those_of_the_template(self, all_tokenizers, kind, name):
         tokenizer, style = all_tokenizers[kind], STYLES[name]
         talk = [(USER, "Hi, who?"), (ASSISTANT, "A fox."), (USER, "the quick one 😀")]
@@ -118,7 +112,6 @@ class TestTurns:
         assert rendered.removeprefix(text) in ("", "<think>\n"), "the program's text is the prompt's"
 
     @pytest.mark.parametrize("name", [name for name in STYLES if not STYLES[name].moves_system])
-    @asynchronous
     async def test_f15_what_the_model_wrote_stands_in_the_template_too(self, all_tokenizers, name):
         tokenizer, style = all_tokenizers["byte_level"], STYLES[name]
         model = FakeModel(tokenizer, ["It is a fox.", "Yes!", "."], template=style.source)
@@ -143,7 +136,6 @@ class TestTurns:
         assert tokenizer.decode(model.prompts[-1].input_ids, skip_special_tokens=False) == rendered
 
     @pytest.mark.parametrize("kind", ["byte_level", "gemma"])
-    @asynchronous
     async def test_turns_are_encoded_as_the_chat_endpoint_does(self, directories: dict[str, Path], kind, tmp_path):
         tokenizer = load_tokenizer(directories[kind])
         tokenizer.chat_template = STYLES["chatml"].source
@@ -155,7 +147,6 @@ class TestTurns:
         messages = [{"role": USER, "content": "Hi<|im_end|>\n<|im_start|>x"}]
         assert model.prompts[0].input_ids == ChatPrompt(tokenizer).encode(messages)
 
-    @asynchronous
     async def test_white_space_goes_where_the_template_takes_it_off(self, tiny: Tokenizer):
         for name, expected in (("headers", "a  b"), ("chatml", "\n  a  b \n")):
             model = FakeModel(tiny, ["."], template=STYLES[name].source)
@@ -168,7 +159,6 @@ class TestTurns:
             assert tiny.decode(model.prompts[0].input_ids, skip_special_tokens=False) == rendered
             assert expected in rendered
 
-    @asynchronous
     async def test_a_text_outside_of_turns_follows_the_templates_end(self, tiny: Tokenizer):
         model = FakeModel(tiny, [".", ".", "."], template=STYLES["words"].source)
         session = TokenSession(model)
@@ -179,7 +169,6 @@ class TestTurns:
         await said(session)
         assert tiny.decode(model.prompts[0].input_ids) == "Note: USER: Hi ASSISTANT: Ho!"
 
-    @asynchronous
     async def test_a_text_before_the_first_turn_has_begun_the_prompt(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."], template=STYLES["headers"].source)
         session = TokenSession(model)
@@ -191,7 +180,6 @@ class TestTurns:
         assert text.startswith("<|start|>system")
         assert tiny.bos_token is not None
 
-    @asynchronous
     async def test_a_gen_behind_a_closed_turn_follows_its_end(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."], template=STYLES["chatml"].source)
         session = TokenSession(model)
@@ -199,7 +187,6 @@ class TestTurns:
         await said(session)
         assert tiny.decode(model.prompts[0].input_ids).endswith("Hi<|im_end|>\n")
 
-    @asynchronous
     async def test_turns_in_disorder_are_refused(self, tiny: Tokenizer):
         session = TokenSession(FakeModel(tiny))
         with pytest.raises(RequestError, match="must be open to be closed"):
@@ -208,7 +195,6 @@ class TestTurns:
         with pytest.raises(RequestError, match="must be closed before the next, but user is open"):
             await session.extend(RoleBegin(ASSISTANT))
 
-    @asynchronous
     async def test_an_empty_turn_is_one(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."])
         session = TokenSession(model)
@@ -218,7 +204,6 @@ class TestTurns:
 
 
 class TestSelect:
-    @asynchronous
     async def test_the_prompt_goes_on_in_the_tokens_of_the_choice(self, tiny: Tokenizer):
         def likes(word: str) -> Callable[[tuple[int, ...]], list[float]]:
             liked = set(tiny.encode(f"a {word}"))
@@ -235,7 +220,6 @@ class TestSelect:
         whole = tuple(tiny.encode("there was a girl"))
         assert model.prompts[-1].input_ids == (*whole, *tiny.encode("s")), "healed, and kept"
 
-    @asynchronous
     async def test_in_a_turn_the_choice_stands_as_the_template_writes_it(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["."], template=STYLES["folded"].source, next_logprobs=lambda ids: [-8.0] * 5000)
         session = TokenSession(model)
@@ -248,7 +232,6 @@ class TestSelect:
         rendered = (await model.turns())._template.render(messages, add_generation_prompt=False)
         assert tiny.decode(model.prompts[-1].input_ids, skip_special_tokens=False) == rendered
 
-    @asynchronous
     async def test_an_unknown_method_is_refused(self, tiny: Tokenizer):
         session = TokenSession(FakeModel(tiny))
         await session.extend(Text("a"))
@@ -257,7 +240,6 @@ class TestSelect:
 
 
 class TestArguments:
-    @asynchronous
     async def test_every_argument_goes_down_under_its_name(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["x"])
         session = TokenSession(model)
@@ -275,7 +257,6 @@ class TestArguments:
         assert model.calls[0].sampling == expected
         assert model.calls[0].reports == {name: given[name] for name in reports}
 
-    @asynchronous
     async def test_a_type_is_a_pattern_and_a_number_ends(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["12 ", "True"])
         session = TokenSession(model)
@@ -289,7 +270,6 @@ class TestArguments:
         with pytest.raises(RequestError, match="one form, but got dtype and regex"):
             await said(session, dtype="int", regex="a")
 
-    @asynchronous
     async def test_behind_thoughts_a_number_has_no_stop_strings_but_those_of_the_program(self, tiny: Tokenizer):
         model = FakeModel(tiny, ["a", "12"])
         session = TokenSession(model)

@@ -17,7 +17,7 @@ from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model, load_model, with_own_head
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import AXES
-from tests.golden.families import one_of_each
+from tests.golden.families import covering, mark, one_of_each
 from tests.golden.variants import LLAMA, VARIANTS, random_tensor, random_tensors, tensor_shapes
 from tests.models.packers import FORMS, MXFP4, Form, packed, write, write_packed
 from tests.models.paged import PagedModel
@@ -66,6 +66,7 @@ def small_tensors() -> dict[str, np.ndarray]:
 
 
 VARIANTS_OF_FORMS = [("mixtral", "fp8"), ("phi3", "w4a16 channel"), ("gpt_oss", "mxfp4"), ("llama4", "fbgemm")]
+SLOW = covering(one_of_each())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ VARIANTS_OF_FORMS = [("mixtral", "fp8"), ("phi3", "w4a16 channel"), ("gpt_oss", 
     [
         *VARIANTS_OF_FORMS,
         *(
-            pytest.param(variant, form, marks=pytest.mark.slow)
+            pytest.param(variant, form, marks=mark(variant, (), SLOW))
             for variant in one_of_each()
             for form in ("fp8", "w4a16 channel")
             if (variant, form) not in VARIANTS_OF_FORMS

@@ -29,7 +29,7 @@ from jsg.models.registry import FAMILIES
 from jsg.models.spec import ModelSpec
 from jsg.models.tensor_parallel import AXES
 from jsg.sources import resolve_model
-from tests.golden.families import one_of_each
+from tests.golden.families import covering, mark, one_of_each
 from tests.golden.record import DATA
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
@@ -296,9 +296,12 @@ variant of MiniMax-M2 one token of eight chooses another expert, and the mean is
 0.027, because states remember the token."""
 
 
+SLOW = {"llama_gqa_head_dim", "mixtral", *OTHERWISE.values(), *covering(one_of_each(FAMILIES))}
+
+
 @pytest.mark.parametrize(
     ("variant", "name"),
-    [pytest.param(*case, marks=() if case == ("mixtral", "int8") else pytest.mark.slow) for case in FEW_BITS],
+    [pytest.param(*case, marks=() if case == ("mixtral", "int8") else mark(case[0], (), SLOW)) for case in FEW_BITS],
 )
 def test_next_tokens_are_hardly_less_likely(tmp_path, parity: Parity, variant: str, name: str):
     """The mean divergence of the next token's distribution from that which Hugging Face's float32 model gave."""

@@ -39,7 +39,6 @@ from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
 from jsg.models.quantise import FORMS
 from jsg.sched.buckets import BucketKey, Phase
 from tests.nvidia.test_kernels import EXPERTS, GROUPS, POOL_TOKENS, ROWS, VOCAB, attention_inputs, having
-from tests.nvidia.test_quantised import MOST, MOST_IN_4_BITS
 from tests.nvidia.test_step import check_forward, max_temporary_bytes
 
 CARDS = [pytest.param(name, marks=() if name in CLASSES.values() else pytest.mark.long) for name in NAMES]
@@ -47,12 +46,26 @@ OTHER_CARDS = [each for each in CARDS if each.values != ("h200",)]
 """Those for which the other files of this folder compile nothing."""
 PRODUCTS = "HMMA|HGMMA|UTC.*MMA"
 HEADS, KV_HEADS = 32, 8
+
+
+def is_quick(name: str, pool: str, head_dim: int) -> bool:
+    """Of pools in other types than bfloat16, of which an H200 has its own tests, heads of 256 need the most registers.
+
+    And the shape of most models has heads of 128.
+    """
+    return (pool == "bfloat16" and name != "h200") or (pool, head_dim) in {
+        ("8-bit", 128),
+        ("8-bit", 256),
+        ("float32", 256),
+    }
+
+
 ATTENTION = [
     pytest.param(
         name,
         pool,
         head_dim,
-        marks=() if name in of_each and (name, pool) != ("h200", "bfloat16") else pytest.mark.long,
+        marks=() if name in of_each and is_quick(name, pool, head_dim) else pytest.mark.long,
         id=f"{name}-{pool}-{head_dim}",
     )
     for name in NAMES
@@ -288,11 +301,11 @@ def test_experts(name: str, side: str, num_rows: int, nvdisasm):
 
 IN_FEW_BITS = {
     "int4": (FORMS["int4"], (16, 256, 4096)),
-    "awq": (Form("int4", 128, "float16", has_zero=True), (32, 64)),
+    "awq": (Form("int4", 128, "float16", has_zero=True), (64,)),
     "mxfp4": (Form("e2m1", 32, "float8_e8m0fnu"), ()),
     "nvfp4": (Form("e2m1", 16, "float8_e4m3fn", has_factor=True), (1024,)),
     "w8a16": (Form("int8", 128, "bfloat16"), (16,)),
-    "q4_k": (Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=256), (16, 1024)),
+    "q4_k": (Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=256), (16,)),
 }
 """Forms, and the rows with which they are compiled for a card of each class. What else there is of both is long."""
 PRODUCTS_IN_FEW_BITS = [
@@ -418,18 +431,13 @@ def llama(name: str, num_layers: int, options: tuple[tuple[str, str], ...] = ())
 DECODE, EXTEND = BucketKey(Phase.DECODE, 32, 32), BucketKey(Phase.EXTEND, 512, 256)
 
 
-QUANTISED = [
-    pytest.param(
-        name,
-        quantization,
-        marks=() if name in CLASSES.values() and is_widest else pytest.mark.long,
-        id=f"{name}-{quantization}",
-    )
-    for name in NAMES
-    for quantization, is_widest in (("int8", not takes_fp8(card(name))), ("fp8", True), ("int4", True))
-    if name != "h200" and (quantization != "fp8" or takes_fp8(card(name)))
-]
-"""Where a card takes fp8 too, int8 is long."""
+QUANTISED = {
+    ("a100_80gb", "int4"): (21, 4.5),
+    ("l4", "int8"): (21, 1.5),
+    ("b200", "int4"): (21, 34),
+    ("rtx5090", "fp8"): (22, 1),
+}
+"""Launches with one layer, and megabytes of temporaries. Kernels themselves are compiled for every class."""
 
 
 @pytest.mark.parametrize(("key", "launches"), [(DECODE, 29), (EXTEND, 32)], ids=["decode", "extend"])
@@ -444,21 +452,20 @@ def test_step(name: str, key: BucketKey, launches: int):
 
 @pytest.mark.parametrize("name", OTHER_CARDS)
 def test_step_with_a_pool_of_8_bits(name: str):
-    of = llama(name, 2, (("kv_dtype", stored_type(card(name), "8-bit")),))
+    of = llama(name, 1, (("kv_dtype", stored_type(card(name), "8-bit")),))
     check_forward(of.programs.program(("forward", DECODE)), of)
 
 
 @pytest.mark.parametrize(("name", "quantization"), QUANTISED)
 def test_step_with_kernels_in_few_bits(name: str, quantization: str):
     """None is written anew in a longer type."""
-    options = (("quantization", quantization), ("fp8_products", "off"))
-    of = llama(name, 2, options)
+    of = llama(name, 1, (("quantization", quantization), ("fp8_products", "off")))
     program = of.programs.program(("forward", DECODE))
     check_forward(program, of)
     assert program.writers_of(of.kernels) == []
-    launches, megabytes = MOST_IN_4_BITS["decode-32"] if quantization == "int4" else MOST["dense", "decode-32"]
+    launches, megabytes = QUANTISED[name, quantization]
     assert program.temporary_bytes <= megabytes * 10**6
-    assert len(program.launches) <= 2 * launches + 10
+    assert len(program.launches) <= launches
 
 
 @pytest.mark.parametrize("name", OTHER_CARDS)

@@ -1,83 +1,157 @@
-"""The gated delta rule of published models, compiled for a card of each class: states in place, launches, no spills."""
+"""Linear attention of published models, compiled for a card of each class: states in place, launches, no spills."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from bench.nvidia.compiler import array, compile_for
 from jsg.engine.device.cards import CLASSES, NAMES
-from jsg.kernels_pallas import delta_tiles
-from jsg.kernels_pallas.delta_recurrent import gated_delta
-from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, StateCache
+from jsg.kernels_pallas import delta_recurrent, delta_tiles
+from jsg.kernels_pallas.inputs import DeltaWeights, GatesApart, Pieces, PieceTiles, ScanWeights, StateCache
 from jsg.kernels_pallas.tile import QUERY_TILE
 from tests.nvidia.test_kernels import having
 
-HEADS, DIM, SLOTS = 32, 128, 257
-MODELS = {"Qwen3.5-35B-A3B": (16, False), "Kimi-Linear-48B-A3B": (32, True)}
-"""Key heads, and whether gates are apart and each number of a key has a decay."""
+SLOTS = 257
+ALL_LAYERS = {"loop_concatenate_fusion"}
+"""Of a program with a single layer: the pieces are one array, once in a step."""
+
+
+class Model(NamedTuple):
+    """Key heads, heads, the widths of a value and of a key, and the form."""
+
+    key_heads: int
+    heads: int
+    values: int
+    keys: int
+    is_apart: bool = False
+    has_delta: bool = True
+
+
+MODELS = {
+    "Qwen3.5-35B-A3B": Model(16, 32, 128, 128),
+    "Kimi-Linear-48B-A3B": Model(32, 32, 128, 128, is_apart=True),
+    "Granite-4-tiny": Model(1, 48, 64, 128, has_delta=False),
+    "Nemotron-Nano-9B-v2": Model(8, 128, 80, 128, has_delta=False),
+    "Nemotron-H-56B": Model(8, 256, 64, 256, has_delta=False),
+}
 CARDS = [pytest.param(name, marks=() if name in CLASSES.values() else pytest.mark.long) for name in NAMES]
+STEPS = [
+    *(pytest.param(model, 32, 32, id=f"{model}-decode") for model in MODELS),
+    *(pytest.param(model, 512, 256, id=f"{model}-extend") for model in ("Kimi-Linear-48B-A3B", "Nemotron-Nano-9B-v2")),
+]
 
 
-@pytest.mark.parametrize(("num_tokens", "rows"), [(1, 1), (32, 32), (512, 256)], ids=["one-row", "decode", "extend"])
-@pytest.mark.parametrize("model", MODELS)
+class Layer(NamedTuple):
+    """The arguments of a layer."""
+
+    joint: Any
+    raw: Any
+    apart: GatesApart | None
+    parameters: tuple[Any, ...]
+
+    @property
+    def weights(self) -> DeltaWeights | ScanWeights:
+        if len(self.parameters) == len(ScanWeights._fields) - 1:
+            return ScanWeights(*self.parameters, (0.001, float("inf")))
+        return DeltaWeights(*self.parameters, 1e-6)
+
+
+def layer(of: Model, num_tokens: int, dtype: str = "bfloat16") -> tuple[Layer, StateCache]:
+    group, rest = of.heads // of.key_heads, of.heads // of.key_heads * of.values
+    mixed, heads = 2 * of.keys + rest, array(of.heads, dtype="float32")
+
+    def of_tokens(width: int) -> Any:
+        return array(num_tokens, of.key_heads, width, dtype=dtype)
+
+    taps, biases = (array(*own, of.key_heads, mixed, dtype=dtype) for own in ([4], []))
+    cache = StateCache(
+        array(SLOTS, 4, of.key_heads, mixed, dtype=dtype), array(SLOTS, of.heads, of.values, of.keys, dtype="float32")
+    )
+    joint = of_tokens(mixed + (0 if of.is_apart else rest))
+    raw = of_tokens(group * (1 if of.is_apart or not of.has_delta else 2))
+    if not of.has_delta:
+        return Layer(joint, raw, None, (taps, *[heads] * 3, biases)), cache
+    bias = array(of.heads, of.keys, dtype="float32") if of.is_apart else heads
+    apart = GatesApart(of_tokens(group * of.keys), of_tokens(rest)) if of.is_apart else None
+    return Layer(joint, raw, apart, (taps, heads, bias, array(of.values, dtype="float32"))), cache
+
+
+def pieces_of(rows: int) -> Pieces:
+    return Pieces(*[array(rows, dtype="int32")] * len(Pieces._fields))
+
+
+@pytest.mark.parametrize(("model", "num_tokens", "rows"), STEPS)
 @pytest.mark.parametrize("name", CARDS)
 def test_states_are_changed_in_place(name: str, model: str, num_tokens: int, rows: int, nvdisasm):
     """Decode is one launch, which reads and writes each state once. With chunks the last inputs are written later."""
-    key_heads, is_apart = MODELS[model]
-    gates = HEADS // key_heads * DIM
-    mixed = 2 * DIM + gates
-    cache = StateCache(array(SLOTS, 4, key_heads, mixed), array(SLOTS, HEADS, DIM, DIM, dtype="float32"))
-    rates, biases = (array(HEADS, *own, dtype="float32") for own in ([], [DIM] if is_apart else []))
-    taps, norm = array(4, key_heads, mixed), array(DIM, dtype="float32")
-    pieces = Pieces(*[array(rows, dtype="int32")] * len(Pieces._fields))
+    given, cache = layer(MODELS[model], num_tokens)
 
-    def layer(joint, raw, taps, rate, bias, norm, cache, pieces, apart):
-        weights = DeltaWeights(taps, rate, bias, norm, 1e-6)
-        return gated_delta(joint, raw, weights, cache, pieces, apart, has_one_token=num_tokens == rows)
+    def call(given, cache, pieces):
+        how = {"has_one_token": num_tokens == rows}
+        return delta_recurrent.gated_delta(given.joint, given.raw, given.weights, cache, pieces, given.apart, **how)
 
-    joint = array(num_tokens, key_heads, mixed + (0 if is_apart else gates))
-    raw = array(num_tokens, key_heads, (1 if is_apart else 2) * HEADS // key_heads)
-    apart = GatesApart(*[array(num_tokens, key_heads, gates)] * 2) if is_apart else None
-    program = compile_for(name, layer, joint, raw, taps, rates, biases, norm, cache, pieces, apart, donate=(6,))
+    program = compile_for(name, call, given, cache, pieces_of(rows), donate=(1,))
     assert program.aliased_bytes == sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
     inputs_bytes = rows * cache.inputs.size // SLOTS * cache.inputs.dtype.itemsize
     assert program.temporary_bytes <= (0 if num_tokens == rows else inputs_bytes) + 4096, "no state is copied"
-    launches = [launch.name for launch in program.launches]
-    launches.remove("loop_concatenate_fusion")  # of the pieces, once in a step
+    launches = [launch.name for launch in program.launches if launch.name not in ALL_LAYERS]
     assert launches == ["delta_kernel"] if num_tokens == rows else len(launches) <= 7
     assert having(program.instructions("delta_kernel", nvdisasm), "LDL|STL") == set(), "registers spill"
 
 
 LAUNCHES_IN_TILES = 9
-"""Of a layer: the convolution, gates, the two kernels, the norm, and four that keep the last inputs."""
+"""Of a layer beside its products: the convolution, gates, the two kernels, the norm, and four that keep inputs."""
+WIDTH = 512
+TILES = [
+    *((model, "bfloat16") for model in MODELS),
+    ("Qwen3.5-35B-A3B", "float16"),
+    *(pytest.param(model, "float16", marks=pytest.mark.long) for model in ("Kimi-Linear-48B-A3B", "Granite-4-tiny")),
+]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("model", "dtype"), TILES)
 @pytest.mark.parametrize("name", CARDS)
-def test_prompts_in_tiles(name: str, dtype: str, nvdisasm):
-    """States are read and written once for each piece. What passes through memory is as the kernels' docstrings say."""
-    num_tokens, rows, num_tiles, key_heads, gates = 512, 256, 512 // QUERY_TILE + 256, 16, 2 * DIM
-    of = functools.partial(array, dtype=dtype)
-    mixed, of_tokens = 2 * DIM + gates, (of(num_tokens, 16, 4 * DIM + gates), of(num_tokens, 16, 4))
-    taps, numbers, norm = of(4, key_heads, mixed), array(HEADS, dtype="float32"), array(DIM, dtype="float32")
-    cache = StateCache(of(SLOTS, 4, key_heads, mixed), array(SLOTS, HEADS, DIM, DIM, dtype="float32"))
-    pieces = Pieces(*[array(rows, dtype="int32")] * len(Pieces._fields))
+def test_prompts_in_tiles(name: str, model: str, dtype: str, nvdisasm):
+    """States are read and written once for each piece. What passes through memory is as the kernels' docstrings say.
+
+    A layer has products around it, and a second one computes with the results of the first: of two layers side by side
+    XLA makes common launches.
+    """
+    of, num_tokens, rows = MODELS[model], 512, 256
+    given, cache = layer(of, num_tokens, dtype)
+    num_tiles = num_tokens // QUERY_TILE + rows
     tiles = PieceTiles(*(array(size, dtype="int32") for size in (num_tiles, num_tiles, rows)))
+    of_tokens = given.joint, given.raw, given.apart
+    kernels = jax.tree.map(lambda x: array(WIDTH, *x.shape[1:], dtype=dtype), of_tokens)
+    num_products = 1 + len(jax.tree.leaves(kernels))
 
-    def layers(joint, raw, taps, rate, bias, norm, caches, pieces, tiles):
-        weights = DeltaWeights(taps, rate, bias, norm, 1e-6)
-        return [delta_tiles.gated_delta(joint, raw, weights, cache, pieces, tiles) for cache in caches]
+    def call(x, kernels, parameters, outputs, caches, pieces, tiles):
+        after = []
+        for output, cache in zip(outputs, caches, strict=True):
+            each = Layer(*jax.tree.map(functools.partial(jnp.einsum, "td,dkn->tkn", x), kernels), parameters)
+            made, cache = delta_tiles.gated_delta(each.joint, each.raw, each.weights, cache, pieces, tiles, each.apart)
+            x = made.reshape(num_tokens, -1).astype(x.dtype) @ output
+            after.append(cache)
+        return x, after
 
-    one, two = (
-        compile_for(name, layers, *of_tokens, taps, *[numbers] * 2, norm, [cache] * count, pieces, tiles, donate=(6,))
-        for count in (1, 2)
-    )
+    def compiled(count: int):
+        outputs = [array(of.heads * of.values, WIDTH, dtype=dtype)] * count
+        given_once = array(num_tokens, WIDTH, dtype=dtype), kernels, given.parameters, outputs
+        return compile_for(name, call, *given_once, [cache] * count, pieces_of(rows), tiles, donate=(4,))
+
+    one = compiled(1)
+    if (model, dtype) == TILES[0] or (name == CLASSES["sm_90"] and dtype == "bfloat16"):
+        assert len(compiled(2).launches) - len(one.launches) <= LAUNCHES_IN_TILES + num_products
     assert one.aliased_bytes == sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
-    assert len(two.launches) - len(one.launches) <= LAUNCHES_IN_TILES
-    of_token = key_heads * mixed * 2 + HEADS * (2 * QUERY_TILE * 4 + DIM * 2 + 6 * 4)
-    inputs_bytes = rows * cache.inputs.size // SLOTS * 2
-    assert one.temporary_bytes <= num_tokens * of_token + inputs_bytes + 2**17, "no state is copied"
+    arrays = 1 if dtype == "bfloat16" else 3  # the parts of a number of float16 are made before they are one array
+    mixed = arrays * cache.inputs.size // SLOTS // 4
+    of_head = (1 + of.has_delta) * 2 * QUERY_TILE + of.values * (1 if of.has_delta else 2) + 3 * 2 + 16
+    of_head += of.keys * (2 + 3 * 2) if of.is_apart else 0  # the decays, and what they make of queries and keys
+    numbers = sum(x.size for x in jax.tree.leaves(of_tokens)) + num_tokens * (mixed + of.heads * of_head)
+    assert one.temporary_bytes <= 2 * numbers + 2**23, "no state is copied"
     assert one.fits
     for kernel in ("delta_inverse_kernel", "delta_tiles_kernel"):
         counts = one.instructions(kernel, nvdisasm)

@@ -101,7 +101,6 @@ def play(engine: PuttingOff, traffic: Traffic) -> None:
     "num_examples",
     [
         16,
-        pytest.param(80, marks=pytest.mark.slow),
         pytest.param(240, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )

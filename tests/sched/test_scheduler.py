@@ -81,15 +81,6 @@ def test_followers_of_a_prompt_longer_than_a_chunk_wait_for_it():
     assert [planned(batch) for batch in engine.batches] == [{"r0": 8}, {"r0": 8}, {"r0": 1, "r1": 1, "r2": 1}]
 
 
-def test_namespaces_share_nothing():
-    engine = make_engine()
-    prefill_only(engine, PREFIX, namespace="a")
-    engine.add(make_request("a", namespace="a"))
-    engine.add(make_request("b", namespace="b"))
-    engine.step()
-    assert planned(engine.batches[0]) == {"a": 1, "b": 16}
-
-
 def test_outputs_are_cached_but_for_the_last_token():
     """The last token was never an input, so no keys exist of it."""
     engine = make_engine()

@@ -213,8 +213,7 @@ def error_of(path: str, response: httpx.Response) -> dict[str, Any]:
         assert set(body) <= {"type", "error", "request_id"} and body["type"] == "error"
         assert set(body["error"]) == {"type", "message"}
     elif path.startswith("/v1/"):
-        assert set(body) == {"error"}
-        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     else:
         assert body == {"error": body["error"], "object": "error", **body["error"], "code": response.status_code}
         assert "message" in body["error"]

@@ -17,6 +17,7 @@ from tests.server.running import ProcessMaker, RunningServer, ServerProcess, run
 from tests.server.scrape import scrape_until
 from tests.server.scripted import ScriptedServer
 from tests.server.threads import ServerMaker, ServerThread
+from tests.server.vision_model import write_vision_model
 
 REAL_OPTIONS = (  # one shape for every step, so that little compiles; it is small, so that a prefill takes many steps
     *("--deterministic", "--max-running-requests", "8", "--max-total-tokens", "65536"),
@@ -28,6 +29,12 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tokenizer")
     write_byte_tokenizer(directory, CHAT_TEMPLATE)
     return directory
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the model of `vision_model.py` that sees pictures."""
+    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ class RunningServer:
     """
 
     def __init__(self) -> None:
-        self.http = httpx.Client(timeout=20, verify=False)
+        self.http = httpx.Client(timeout=120, verify=False)  # a loaded machine takes long, and what hangs ends
         self.greeting = ""
 
     def wait_until_ready(self) -> None:

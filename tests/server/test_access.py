@@ -67,25 +67,17 @@ class TestKeyRing:
         caller = ring.caller(None if key is None else key.encode())
         return None if caller is None else caller.is_admin
 
-    def test_without_keys_everybody_is_the_admin(self):
-        assert self.admits(self.ring(), None) is True
-        assert self.admits(self.ring(), "anything") is True
-
-    def test_the_only_user_is_the_admin(self):
-        ring = self.ring("a")
-        assert [self.admits(ring, key) for key in ("a", "b", "", None)] == [True, None, None, None]
-
-    def test_of_several_users_none_is(self):
-        ring = self.ring("a", "b")
-        assert [self.admits(ring, key) for key in ("a", "b", "ab", None)] == [False, False, None, None]
-
-    def test_an_admin_key_is_the_only_one_that_may_all(self):
-        ring = self.ring("a", admin="z")
-        assert [self.admits(ring, key) for key in ("a", "z", "b", None)] == [False, True, None, None]
-
-    def test_with_an_admin_key_alone_everybody_may_come_in(self):
-        ring = self.ring(admin="z")
-        assert [self.admits(ring, key) for key in ("z", "b", None)] == [True, False, False]
+    def test_who_may_come_in_and_who_is_the_admin(self):
+        """Of several users none is; with an admin's key alone everybody may come in."""
+        for keys, admin, expected in (
+            ((), None, {None: True, "anything": True}),
+            (("a",), None, {"a": True, "b": None, "": None, None: None}),
+            (("a", "b"), None, {"a": False, "b": False, "ab": None, None: None}),
+            (("a",), "z", {"a": False, "z": True, "b": None, None: None}),
+            ((), "z", {"z": True, "b": False, None: False}),
+        ):
+            ring = self.ring(*keys, admin=admin)
+            assert {key: self.admits(ring, key) for key in expected} == expected, (keys, admin)
 
     def test_tenants_are_apart_and_say_nothing_of_their_keys(self):
         ring = self.ring("sekrit-a", "sekrit-b", admin="sekrit-z")
@@ -161,8 +153,7 @@ class TestKeyFile:
     def test_a_server_does_not_start_without_it(self, make_server: ServerMaker, tmp_path):
         with make_server(server={"api_key_file": str(tmp_path / "missing")}, wait=False) as server:
             error = server.join()
-        assert isinstance(error, ConfigError)
-        assert "--api-key-file" in str(error)
+        assert isinstance(error, ConfigError) and "--api-key-file" in str(error)
 
 
 def all_routes() -> list[tuple[str, str]]:
@@ -210,8 +201,7 @@ class TestEveryRoute:
         if path in PROBES:
             assert response.status_code == 200
             return
-        assert response.status_code == 401
-        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
         if path.startswith("/v1/messages"):
             assert response.json()["error"]["type"] == "authentication_error" if method != "HEAD" else True
         for key in (USER, OTHER, ADMIN):
@@ -233,8 +223,7 @@ class TestEveryRoute:
 
     @pytest.mark.parametrize("target", ["/health?x=/generate", "/%68ealth", "/ready", "http://localhost/health"])
     def test_the_probes_under_any_spelling_show_what_probes_show(self, guarded: RunningServer, target):
-        assert raw_status(guarded, target) == 200
-        assert raw_status(guarded, target, "POST") == 405
+        assert raw_status(guarded, target) == 200 and raw_status(guarded, target, "POST") == 405
 
 
 class TestKeys:
@@ -297,8 +286,7 @@ class TestAdmin:
     def test_what_touches_others_is_for_the_admin(self, guarded: RunningServer, method, path):
         for key in (USER, OTHER):
             response = guarded.http.request(method, path, headers=bearer(key))
-            assert response.status_code == 403
-            assert "--admin-api-key" in response.json()["error"]["message"]
+            assert response.status_code == 403 and "--admin-api-key" in response.json()["error"]["message"]
         assert guarded.http.request(method, path, headers=bearer(ADMIN)).status_code == 200
 
     def test_all_of_a_user_are_only_his(self, guarded: RunningServer):
@@ -371,8 +359,7 @@ class TestOrigins:
         preflight = guarded.http.options(path, headers={**headers, **PREFLIGHT})
         assert preflight.status_code == 403
         posted = guarded.http.post(path, json={"text": "a"}, headers={**headers, **bearer(ADMIN)})
-        assert posted.status_code == 403
-        assert "--cors-allow-origin" in posted.json()["error"]["message"]
+        assert posted.status_code == 403 and "--cors-allow-origin" in posted.json()["error"]["message"]
         read = guarded.http.get("/v1/models", headers={**headers, **bearer(ADMIN)})
         assert read.status_code == 200
         for response in (preflight, posted, read):

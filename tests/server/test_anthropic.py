@@ -83,8 +83,7 @@ class TestAnswers:
         assert (message.type, message.role, message.model) == ("message", "assistant", "fake")
         assert [(block.type, block.text) for block in message.content] == [("text", HI_ANSWER)]
         assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
-        assert message.usage.output_tokens == HI_TOKENS
-        assert message._request_id
+        assert message.usage.output_tokens == HI_TOKENS and message._request_id
 
     def test_only_what_the_api_defines_as_null_is_null(self, http):
         """`@ai-sdk/anthropic` checks answers strictly, and takes no null where Anthropic sends nothing."""
@@ -223,8 +222,7 @@ class TestStreams:
     def test_what_fails_later_is_told_by_an_event(self, make_server, client_of):
         with make_server(server={"request_timeout": 1.2}) as slow:
             found = events(slow.http, max_tokens=900)
-            assert found[0]["type"] == "message_start"
-            assert found[-1]["type"] == "error"
+            assert found[0]["type"] == "message_start" and found[-1]["type"] == "error"
             assert found[-1].keys() == {"type", "error", "request_id"}
             assert found[-1]["error"]["type"] == "timeout_error"
             with (
@@ -253,8 +251,7 @@ class TestRefusals:
         assert response.status_code == 400
         answer = response.json()
         assert answer.keys() == {"type", "error", "request_id"}
-        assert answer["request_id"] == response.headers["request-id"]
-        assert answer["type"] == "error"
+        assert answer["request_id"] == response.headers["request-id"] and answer["type"] == "error"
         assert answer["error"].keys() == {"type", "message"}
         assert answer["error"]["type"] == "invalid_request_error"
         assert "lower max_tokens" in answer["error"]["message"]
@@ -269,15 +266,13 @@ class TestRefusals:
     )
     def test_what_is_not_there(self, http, method, path, status, kind):
         response = http.request(method, path)
-        assert response.status_code == status
-        assert response.json()["type"] == "error"
+        assert response.status_code == status and response.json()["type"] == "error"
         assert response.json()["error"]["type"] == kind
 
     def test_an_unknown_model_is_not_found(self, client):
         with pytest.raises(anthropic.NotFoundError) as caught:
             client.messages.create(model="another", max_tokens=5, messages=HI)
-        assert caught.value.type == "not_found_error"
-        assert caught.value.request_id
+        assert caught.value.type == "not_found_error" and caught.value.request_id
 
     def test_a_full_queue_is_an_overload(self, make_server):
         async def run(base_url: str) -> list[Message | BaseException]:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.processing.test_media_decode import BOMBS, FILES
+from tests.processing.test_media_decode import BOMBS
 from tests.server.battery import GREEDY, RAW, VALID, Battery, encode, unnoticed
 from tests.server.films import write_film
-from tests.server.test_images_bad import BAD, GOOD
+from tests.server.test_images_bad import BAD
 from tests.server.vision_model import base64_of, data_url, png, saved, write_vision_model
 from tests.server.vision_server import (
     FEW,
@@ -94,22 +94,10 @@ class TestFiles:
         for way, body in IMAGE_WAYS.items():
             refused(battery, way, body(base64_of(BOMBS[kind])), f"at most {MAX_PIXELS} pixels")
 
-    @pytest.mark.parametrize("kind", FILES)
-    def test_pictures_that_are_cut_off_are_refused(self, battery: Battery, kind):
-        data = FILES[kind]
-        for length in (1, 12, 25, 30):
-            battery.refused("/generate", IMAGE_WAYS["/generate"](base64_of(data[:length])))
-
     @image_ways
     def test_what_is_no_base64_is_refused(self, battery: Battery, way):
         for text in NO_BASE64 if way == "/generate" else NO_BASE64[:3]:
             refused(battery, way, IMAGE_WAYS[way](text))
-
-    @pytest.mark.parametrize("way", ["/generate", "/v1/chat/completions", "/v1/programs"])
-    @pytest.mark.parametrize("name", GOOD)
-    def test_odd_pictures_are_taken(self, battery: Battery, way, name):
-        response = battery.post(path_of(way), IMAGE_WAYS[way](base64_of(GOOD[name])))
-        assert response.status_code == 200 and not response.json().get("errors")
 
     @pytest.mark.parametrize("shade", range(1, 6))
     def test_what_a_large_picture_took_is_given_back(self, battery: Battery, shade):
@@ -117,7 +105,7 @@ class TestFiles:
         assert battery.post("/generate", IMAGE_WAYS["/generate"](large(shade))).status_code == 200
 
     @video_ways
-    @pytest.mark.parametrize("cut", [1, 12, 40, 3 / 10, 9 / 10])
+    @pytest.mark.parametrize("cut", [12, 9 / 10])
     def test_videos_that_are_cut_off_are_refused(self, battery: Battery, way, cut):
         data = write_film(SHADES)
         data = data[: cut if isinstance(cut, int) else int(len(data) * cut)]

@@ -133,8 +133,7 @@ def test_probabilities_are_those_of_all_answers_enumerated(cold: RunningServer) 
     assert [entry["value"] for entry in team["probabilities"]] == TEAMS
     assert [entry["probability"] for entry in team["probabilities"]] == pytest.approx(shares, abs=MAX_DIFFERENCE)
     assert team["choice"] == TEAMS[shares.index(max(shares))]
-    assert team["label_mass"] == pytest.approx(mass, rel=MAX_DIFFERENCE)
-    assert team["name"] is None
+    assert team["label_mass"] == pytest.approx(mass, rel=MAX_DIFFERENCE) and team["name"] is None
     text = "How angry?\nAnswer with one of these levels, the lowest first:\n- 0\n- 1\n- 2"
     shares, _ = enumerated(cold, asked(text), ["0", "1", "2"])
     assert anger["score"] == pytest.approx(shares[1] + 2 * shares[2], abs=MAX_DIFFERENCE)
@@ -189,8 +188,7 @@ def test_400_questions_and_255_choices(cold: RunningServer) -> None:
     usage = done["usage"]
     assert usage["input_tokens_details"]["cache_write_tokens"] <= usage["input_tokens"] + 400 * 2
     answer = cold.http.post("/v1/decisions", json={"input": "a", "questions": questions + questions[:1]})
-    assert answer.status_code == 400
-    assert "400" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "400" in answer.json()["error"]["message"]
 
 
 @pytest.mark.slow
@@ -229,14 +227,11 @@ def test_the_official_client_reads_every_answer(deciding: RunningServer) -> None
             safety_identifier="me",
         )
     paid, team, anger, typed = done.answers
-    assert paid.type == "predicate"
-    assert 0 < paid.probability < 1
+    assert paid.type == "predicate" and 0 < paid.probability < 1
     assert 0 < (paid.model_extra or {})["label_mass"] < 1
-    assert team.type == "choice"
-    assert team.choice in TEAMS
+    assert team.type == "choice" and team.choice in TEAMS
     assert 0 <= team.confidence <= 1
-    assert anger.type == "score"
-    assert 0 <= anger.score <= 2
+    assert anger.type == "score" and 0 <= anger.score <= 2
     assert typed.type == "choice"
     assert [entry.value for entry in typed.probabilities] == ["true", True, "other"]
     assert done.usage.total_tokens == done.usage.input_tokens

@@ -13,7 +13,7 @@ from tests.server.battery import GREEDY, engine_pid
 from tests.server.running import RunningServer
 from tests.server.test_fuzz import check_damaged, check_spoiled, damages, junk, send, spoiled
 from tests.server.vision_model import base64_of, data_url, png, write_vision_model
-from tests.server.vision_server import FEW, IMAGE_WAYS, VIDEO_WAYS, image_part, path_of, video_part, vision_server
+from tests.server.vision_server import IMAGE_WAYS, VIDEO_WAYS, image_part, path_of, video_part, vision_server
 
 pytestmark = pytest.mark.slow
 
@@ -110,19 +110,5 @@ class TestMutated:
         @hypothesis.given(where=st.sampled_from(placed), cuts=damages)
         def run(where, cuts):
             check_damaged(server, *where, cuts)
-
-        run()
-
-    def test_any_source(self, server: RunningServer, num_examples: int):
-        """Whole bodies around what may be a picture."""
-
-        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
-        @hypothesis.given(
-            way=st.sampled_from(sorted(IMAGE_WAYS)), kind=st.sampled_from(["image_data", "video_data"]),
-            source=sources, given=any_source,
-        )  # fmt: skip
-        def run(way, kind, source, given):
-            send(server, path_of(way), json.dumps(IMAGE_WAYS[way](source)).encode())
-            send(server, "/generate", json.dumps({"text": "a", kind: given, **FEW}).encode())
 
         run()

@@ -45,29 +45,63 @@ def _plain(scripted: ScriptedServer) -> Iterator[None]:
 
 AMBIGUOUS = "finding what may come next took too many steps; make the grammar less ambiguous"
 TOO_MUCH = FinishReason(FinishType.ERROR, message=AMBIGUOUS, blames_grammar=True)
-FAILING: list[tuple[str, dict[str, Any]]] = [
-    ("/generate", {"text": "a", "sampling_params": {"regex": "a+"}}),
-    ("/generate", {"text": ["a", "b"], "sampling_params": {"regex": "a+"}}),
-    ("/v1/completions", {"prompt": "a", "regex": "a+"}),
-    ("/v1/chat/completions", {"messages": HI, "regex": "a+", "n": 2}),
-    ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_schema", **NAMED}}}),
-    ("/v1/messages", {"messages": HI, "max_tokens": 90, "output_config": {"format": OUTPUT_FORMAT}}),
+FAILING: list[tuple[str, dict[str, Any], str]] = [
+    ("/generate", {"text": "a", "sampling_params": {"regex": "a+"}}, ""),
+    ("/generate", {"text": ["a", "b"], "sampling_params": {"regex": "a+"}}, ""),
+    ("/v1/completions", {"prompt": "a", "regex": "a+"}, "regex"),
+    ("/v1/chat/completions", {"messages": HI, "regex": "a+", "n": 2}, "regex"),
+    ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_schema", **NAMED}}}, "text.format"),
+    ("/v1/messages", {"messages": HI, "max_tokens": 90, "output_format": OUTPUT_FORMAT}, "output_format"),
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), FAILING)
-def test_a_grammar_that_cannot_be_followed_any_further_is_the_clients_to_mend(scripted: ScriptedServer, path, body):
+@pytest.mark.parametrize(("path", "body", "field"), FAILING)
+def test_a_grammar_that_cannot_be_followed_is_the_clients_to_mend(scripted: ScriptedServer, path, body, field):
+    """It is told so in an answer, and in the last event of a stream."""
+    said = f"{field} is not valid: {AMBIGUOUS}" if field else AMBIGUOUS
     finish, scripted.engine.finish = scripted.engine.finish, TOO_MUCH
     try:
         response = scripted.http.post(path, json=body)
-        assert response.status_code == 400 and AMBIGUOUS in response.json()["error"]["message"], response.text
+        assert (response.status_code, response.json()["error"]["message"]) == (400, said), response.text
         stream = scripted.http.post(path, json=body | {"stream": True})
     finally:
         scripted.engine.finish = finish
     last = json.loads([line for line in stream.text.splitlines() if line.startswith("data: {")][-1][6:])
     error = last.get("error") or last.get("response", last).get("error") or last
-    assert AMBIGUOUS in error["message"], stream.text
+    assert error["message"] == said, stream.text
     assert path == "/v1/responses" or error["type"] in ("GrammarError", "invalid_request_error"), error
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("/generate", {"text": "hi", "sampling_params": {"regex": "(?=a)"}}, ""),
+    ("/v1/completions", {"prompt": "hi", "regex": "(?=a)"}, "regex"),
+    ("/v1/chat/completions", {"messages": HI, "response_format": {"type": "json_object"}}, "response_format"),
+    ("/v1/chat/completions", {"messages": HI, "guided_json": {}}, "guided_json"),
+    (
+        "/v1/chat/completions",
+        {"messages": HI, "structured_outputs": {"json": {"not": {}}}},
+        "structured_outputs.json",
+    ),
+    ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
+    ("/v1/messages", {"messages": HI, "max_tokens": 5, "output_format": OUTPUT_FORMAT}, "output_format"),
+    (
+        "/v1/messages",
+        {"messages": HI, "max_tokens": 5, "output_config": {"format": OUTPUT_FORMAT}},
+        "output_config.format",
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "field"), REFUSED)
+def test_what_the_compiler_refuses_is_named_as_the_client_wrote_it(scripted: ScriptedServer, path, body, field, stream):
+    """And the words of the grammar stay: `max_new_tokens` in it is not the client's field `max_tokens`."""
+    reason = "at /properties/max_new_tokens the keyword 'x' is not supported"
+    scripted.engine.failure = GrammarError(reason, param="regex" if path == "/generate" else "json_schema")
+    response = scripted.http.post(path, json=body | {"stream": stream})
+    error = response.json()["error"]
+    assert (response.status_code, error["message"]) == (400, f"{field} is not valid: {reason}" if field else reason)
+    assert error.get("param", field) == (field or "regex")
 
 
 OPENAI_FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
@@ -178,25 +212,6 @@ class TestOpenAI:
         assert (response.status_code, error["param"]) == (400, param), error
         assert said in error["message"]
         assert len(scripted.engine.requests) == num_before
-
-    @pytest.mark.parametrize("stream", [False, True])
-    @pytest.mark.parametrize(
-        ("fields", "field"),
-        [
-            ({"regex": "(?=a)"}, "regex"),
-            ({"response_format": {"type": "json_object"}}, "response_format"),
-            ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json"),
-            ({"guided_json": {}}, "guided_json"),
-        ],
-    )
-    def test_what_the_compiler_refuses_is_named_as_the_client_wrote_it(self, scripted, fields, field, stream):
-        """And the words of the grammar stay: `max_new_tokens` in it is not the client's field `max_tokens`."""
-        reason = "at /properties/max_new_tokens the keyword 'x' is not supported"
-        scripted.engine.failure = GrammarError(reason, param="json_schema")
-        response = scripted.http.post("/v1/chat/completions", json={"messages": HI, "stream": stream, **fields})
-        error = response.json()["error"]
-        assert (response.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error")
-        assert error["message"] == f"{field} is not valid: {reason}"
 
     def test_a_large_grammar_is_refused_as_any_large_body(self, tokenizer_dir):
         small = ScriptedServer(tokenizer_dir, max_request_bytes=2000)
@@ -367,11 +382,6 @@ class TestGenerate:
         assert response.status_code == 400
         assert said in response.json()["error"]["message"]
 
-    def test_what_the_compiler_refuses(self, scripted):
-        scripted.engine.failure = GrammarError("regex has a look-ahead; leave it out", param="regex")
-        response = scripted.http.post("/generate", json={"text": "hi", "sampling_params": {"regex": "(?=a)"}})
-        assert (response.status_code, response.json()["error"]["message"]) == (400, str(scripted.engine.failure))
-
 
 class TestPackages:
     """What people write with the real packages."""
@@ -437,21 +447,3 @@ class TestPackages:
                 output_config={"format": form},
                 extra_body={"output_format": form},
             )
-
-    @pytest.mark.parametrize(
-        ("path", "body", "field"),
-        [
-            ("responses", {"input": "hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
-            ("messages", {"messages": HI, "max_tokens": 5, "output_format": OUTPUT_FORMAT}, "output_format"),
-            (
-                "messages",
-                {"messages": HI, "max_tokens": 5, "output_config": {"format": OUTPUT_FORMAT}},
-                "output_config.format",
-            ),
-        ],
-    )
-    @pytest.mark.parametrize("stream", [False, True])
-    def test_what_the_compiler_refuses_is_named_as_the_client_wrote_it(self, scripted, path, body, field, stream):
-        scripted.engine.failure = GrammarError("no", param="json_schema")
-        response = scripted.http.post(f"/v1/{path}", json={**body, "stream": stream})
-        assert (response.status_code, response.json()["error"]["message"]) == (400, f"{field} is not valid: no")

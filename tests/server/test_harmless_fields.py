@@ -84,8 +84,7 @@ def strict(make_server: ServerMaker) -> Iterator[httpx.Client]:
 def test_it_is_taken_with_a_warning_and_changes_nothing(http, path, name, value):
     plain, response = http.post(path, json=BODIES[path]), http.post(path, json=body_with(path, name, value))
     assert response.status_code == 200, response.text
-    assert response.headers[HEADER].startswith(name)
-    assert " has no effect: " in response.headers[HEADER]
+    assert response.headers[HEADER].startswith(name) and " has no effect: " in response.headers[HEADER]
     assert HEADER not in plain.headers
     if name.startswith("a block"):
         said = [*HI, {"role": "assistant", "content": ""}, {"role": "user", "content": "so?"}]
@@ -153,8 +152,7 @@ def test_unknown_fields_of_messages_and_parts_may_be_null_too(http):
     conversation = [{"role": "user", "content": [part]}, assistant, *HI]
     assert http.post(CHAT, json=BODIES[CHAT] | {"messages": conversation}).status_code == 200
     said = http.post(CHAT, json=BODIES[CHAT] | {"messages": [assistant | {"reasoning": "so"}, *HI]})
-    assert said.status_code == 200
-    assert said.headers[HEADER].startswith("reasoning_content has no effect")
+    assert said.status_code == 200 and said.headers[HEADER].startswith("reasoning_content has no effect")
 
 
 class TestThreads:

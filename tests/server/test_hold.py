@@ -129,8 +129,7 @@ def test_holds_of_a_key_are_bounded_and_take_no_room_of_its_answers(make_server:
         for number in range(2):
             held.enter_context(holding(server, HOLD | {"text": f"{number} held"}, first)).next()
         refused = server.http.post("/generate", json=HOLD, headers=first)
-        assert refused.status_code == 429
-        assert "--max-requests-per-key" in refused.json()["error"]["message"]
+        assert refused.status_code == 429 and "--max-requests-per-key" in refused.json()["error"]["message"]
         held.enter_context(holding(server, HOLD, second)).next()
         body = {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 1}}
         assert server.http.post("/generate", json=body, headers=first).status_code == 200
@@ -183,8 +182,7 @@ async def test_comments_keep_the_connection_alive():
     scope = {"type": "http", "path": "/generate", "headers": []}
     response = await respond_with_events(Request(scope, receive), events(), beat_s=0.001)
     await response(scope, receive, send)
-    assert COMMENT.startswith(b":")
-    assert COMMENT.endswith(b"\n\n")
+    assert COMMENT.startswith(b":") and COMMENT.endswith(b"\n\n")
     told = [body for body in sent if body not in (b"", COMMENT)]
     assert told == [b'data: {"first":1}\n\n', b'data: {"last":2}\n\n', b"data: [DONE]\n\n"]
     assert sent[-1] == told[-1]  # and nothing behind it

@@ -131,8 +131,7 @@ def test_two_hosts_serve_together_and_end_together(make_hosts):
     def start_a_wrong_one(command: list[str]) -> None:
         wrong = [*command, "--node-rank", "1", "--page-size", "4"]
         done = subprocess.run([sys.executable, "-m", "jsg.cli", *wrong], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2
-        assert "the leader refuses this host: " in done.stderr
+        assert done.returncode == 2 and "the leader refuses this host: " in done.stderr
         assert "Traceback" not in done.stderr
 
     with make_hosts("--max-total-tokens", "2048", before=start_a_wrong_one, served="tiny-vision") as hosts:
@@ -153,8 +152,7 @@ def test_two_hosts_serve_together_and_end_together(make_hosts):
         assert listeners(engine_pid(hosts.leader)) <= {ADDRESS}
         assert listeners(hosts.follower.pid) <= {ADDRESS, "127.0.0.1"}  # the address that faces the leader
         hosts.leader.process.send_signal(signal.SIGTERM)
-        assert hosts.exit_status_of_leader() == 0
-        assert hosts.follower.wait(END_S) == 0
+        assert hosts.exit_status_of_leader() == 0 and hosts.follower.wait(END_S) == 0
         assert "Traceback" not in hosts.said.read_text()
 
 
@@ -196,6 +194,5 @@ def test_a_follower_that_is_slow(make_hosts, tmp_path: Path, capfd):
 def test_a_leader_that_is_lost(make_hosts):
     with make_hosts() as hosts:
         os.kill(engine_pid(hosts.leader), signal.SIGKILL)
-        assert hosts.follower.wait(END_S) == HOST_LOST
-        assert hosts.exit_status_of_leader() != 0
+        assert hosts.follower.wait(END_S) == HOST_LOST and hosts.exit_status_of_leader() != 0
         assert "the leader is gone" in hosts.said.read_text()

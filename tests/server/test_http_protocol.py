@@ -163,8 +163,7 @@ def hasty(hasty_port: int) -> Iterator[Client]:
 def assert_refused(client: Client, status: int, *said: str) -> Answer:
     answer = client.answer()
     assert answer.status == status, answer.content
-    assert answer.headers["connection"] == "close"
-    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["connection"] == "close" and answer.headers["content-type"] == "application/json"
     assert answer.headers["x-request-id"]
     message = answer.json["error"]["message"]
     for words in said:
@@ -186,8 +185,7 @@ def test_pipelined_requests_are_answered_in_order(client):
 
 def test_a_connection_without_another_request_is_closed(client):
     client.send(GET)
-    assert client.answer().status == 200
-    assert client.is_closed()
+    assert client.answer().status == 200 and client.is_closed()
 
 
 class TestHead:
@@ -289,8 +287,7 @@ class TestHead:
         body = assert_refused(client, 400, "Content-Length or Transfer-Encoding").json
         native = {"error", "object", "message", "code"}
         forms = {"/size": native, "/v1/completions": {"error"}, "/v1/messages": {"type", "error", "request_id"}}
-        assert set(body) == forms[path]
-        assert ("param" in body["error"]) == (path == "/v1/completions")
+        assert set(body) == forms[path] and ("param" in body["error"]) == (path == "/v1/completions")
 
     def test_a_websocket_is_refused(self, client):
         head = b"GET /size HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"

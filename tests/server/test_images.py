@@ -31,11 +31,6 @@ SHOWN = "<image>" * PATCHES
 ASKED = [{"type": "image_url", "image_url": {"url": data_url(png())}}, {"type": "text", "text": "what?"}]
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
-
-
 @pytest.fixture
 def server(model_dir: Path) -> ScriptedServer:
     return ScriptedServer(model_dir, model_dir=model_dir)

@@ -19,8 +19,7 @@ LONG = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 
 
 def test_model_info(http: httpx.Client):
     info = http.get("/model_info").json()
-    assert info["model_path"] == "fake"
-    assert info["is_generation"] is True
+    assert info["model_path"] == "fake" and info["is_generation"] is True
     assert (info["context_length"], info["max_request_tokens"], info["vocab_size"]) == (1024, 1024, 512)
     assert info == http.get("/get_model_info").json()
 
@@ -30,8 +29,7 @@ def test_server_info(http: httpx.Client):
     assert info.keys() == other.keys()
     chosen = ("page_size", "context_length", "max_running_requests", "max_total_tokens")
     assert [info[name] for name in chosen] == [info["model_info"][name] for name in chosen]
-    assert info["page_size"] == 1
-    assert info["version"] == jsg.__version__
+    assert info["page_size"] == 1 and info["version"] == jsg.__version__
     assert info["internal_states"][0]["num_running"] == 0
     assert info["model_info"].items() <= http.get("/model_info").json().items()
 
@@ -86,8 +84,7 @@ def test_the_load(server: RunningServer):
         events = response.iter_raw()
         next(events)
         (load,) = server.http.get("/get_load").json()
-    assert (load["num_reqs"], load["num_waiting_reqs"]) == (1, 0)
-    assert 1 < load["num_tokens"] <= 1001
+    assert (load["num_reqs"], load["num_waiting_reqs"]) == (1, 0) and 1 < load["num_tokens"] <= 1001
     server.wait_for_stats(num_running=0)
 
 
@@ -112,8 +109,7 @@ def test_what_the_engine_cannot_tell_is_a_500_that_does_not_say_why(make_server:
     with make_server(engine={"model_path": "uncounted"}) as server:
         for path in ("/server_info", "/get_load"):
             response = server.http.get(path)
-            assert response.status_code == 500
-            assert "page equation" not in response.text
+            assert response.status_code == 500 and "page equation" not in response.text
         assert server.http.get("/health").status_code == 200
 
 

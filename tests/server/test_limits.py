@@ -52,8 +52,7 @@ class TestDrainRate:
 
     def test_it_remembers_no_more_than_it_needs(self):
         rate = self.rate(*[i / 1000 for i in range(9000, 0, -1)])
-        assert len(rate._ends) <= 1024
-        assert rate.seconds_until(9_500) == 10
+        assert len(rate._ends) <= 1024 and rate.seconds_until(9_500) == 10
 
 
 class TestAdmission:
@@ -129,10 +128,8 @@ class TestTimeLimits:
     WITHOUT_FIRST = Admission(ServerConfig(request_timeout=5))
 
     def test_the_first_token_is_due_first(self):
-        assert self.LIMITED.due(10, has_token=False) == 12
-        assert self.LIMITED.due(10, has_token=True) == 15
-        assert self.LONG.due(10, has_token=False) == 15
-        assert self.WITHOUT_FIRST.due(10, has_token=False) == 15
+        assert self.LIMITED.due(10, has_token=False) == 12 and self.LIMITED.due(10, has_token=True) == 15
+        assert self.LONG.due(10, has_token=False) == 15 and self.WITHOUT_FIRST.due(10, has_token=False) == 15
         assert Admission(ServerConfig(first_token_timeout=2)).due(10, has_token=True) is None
 
     def test_the_knob_is_named(self):
@@ -205,8 +202,7 @@ class TestKeyLimit:
     def test_answers_are_counted_not_requests(self, limited: RunningServer):
         body = {"text": ["a", "b", "c"], "sampling_params": {"max_new_tokens": 1}}
         response = limited.http.post("/generate", json=body, headers={"x-api-key": "key-b"})
-        assert response.status_code == 400
-        assert "at most 2 answers" in response.json()["error"]["message"]
+        assert response.status_code == 400 and "at most 2 answers" in response.json()["error"]["message"]
 
 
 class TestRequestTimeout:

@@ -18,7 +18,7 @@ from jsg.processing.parts import MediaPart
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.speech.prompts.chat_prompt import ChatPrompt
 from jsg.speech.prompts.turns import ChatTurns
-from tests.lang.fake_model import FakeModel, asynchronous
+from tests.lang.fake_model import FakeModel
 from tests.server.byte_tokenizer import CHAT_TEMPLATE
 from tests.server.films import write_film
 from tests.server.scripted import ScriptedServer
@@ -140,7 +140,6 @@ def test_a_chat_is_written_as_hugging_face_writes_it(form, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("adds_bos", [False, True], ids=["", "bos"])
-@asynchronous
 async def test_a_program_writes_the_same(form, adds_bos, tmp_path):
     model_dir = with_bos(tmp_path, form) if adds_bos else make_model(tmp_path, form)
     tokenizer = load_tokenizer(model_dir)

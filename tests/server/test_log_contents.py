@@ -137,8 +137,7 @@ def test_what_fails_in_the_engine(guarded: RunningServer, said: Said):
     for token, status in ((FAILING_TOKEN, 500), (RAISING_TOKEN, 500)):
         body = {"input_ids": [token, 73, 91, 73, 91], "rid": "sesame-7391", "cache_salt": SECRET}
         assert guarded.http.post("/generate", json=body).status_code == status
-    assert "a request could not be added" in said.text
-    assert "73, 91" not in said.text
+    assert "a request could not be added" in said.text and "73, 91" not in said.text
     said.check()
 
 

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,14 +24,9 @@ from jsg.server.media_sources import MediaSource, MediaSources, joined_content, 
 from jsg.server.shared.messages import Message
 from jsg.server.text_threads import MAX_MEDIA, TextThreads
 from tests.server.scripted import ScriptedServer
-from tests.server.vision_model import base64_of, data_url, png, write_vision_model
+from tests.server.vision_model import base64_of, data_url, png
 
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
 
 
 @pytest.fixture
@@ -352,8 +346,7 @@ def json_chars(holder: Any, size: int) -> int:
 
 def test_texts_are_joined_between_pictures():
     first, second = MediaSource("image", "a"), MediaSource("video", "b")
-    assert joined_content(["a", "", "b"]) == "ab"
-    assert joined_content([]) == joined_content([""]) == ""
+    assert joined_content(["a", "", "b"]) == "ab" and joined_content([]) == joined_content([""]) == ""
     shown = joined_content(["", first, "a", "", "b", second, first, "", "c"])
     texts = [{"type": "text", "text": text} for text in ("ab", "c")]
     assert shown == [first, texts[0], second, first, texts[1]]

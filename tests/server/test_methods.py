@@ -50,8 +50,7 @@ def test_they_are_all_here():
 @pytest.mark.parametrize("path", READABLE)
 def test_head_is_get_without_the_body(http: httpx.Client, path: str):
     get, head = http.get(path), http.head(path)
-    assert head.status_code == get.status_code
-    assert head.content == b""
+    assert head.status_code == get.status_code and head.content == b""
     assert head.headers["content-type"] == get.headers["content-type"]
     assert get.content
     assert http.get("/health").status_code == 200, "the connection can be used on"

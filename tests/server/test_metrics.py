@@ -207,8 +207,7 @@ def test_metrics_may_be_open(make_server: ServerMaker):
         assert server.http.get("/metrics/").status_code == 401
         assert server.http.get("/v1/models").status_code == 401
         described = server.http.get("/openapi.json", headers={"Authorization": "Bearer k2"}).json()["paths"]
-        assert "security" not in described["/metrics"]["get"]
-        assert "security" in described["/v1/models"]["get"]
+        assert "security" not in described["/metrics"]["get"] and "security" in described["/v1/models"]["get"]
 
 
 def test_metrics_need_a_key(make_server: ServerMaker):
@@ -258,8 +257,7 @@ async def test_scrapes_share_one_question_and_the_last_answer_is_kept():
     await stats.refresh()
     assert engine.num_asked == 2
     values = {family.series.name: [*family.samples.values()] for family in stats.families()}
-    assert values["jsg:requests_running"] == [(5,)]
-    assert values["jsg:engine_stats_age_seconds"] == [(3,)]
+    assert values["jsg:requests_running"] == [(5,)] and values["jsg:engine_stats_age_seconds"] == [(3,)]
 
 
 async def test_the_use_of_several_pools_is_that_of_each_by_its_size():
@@ -277,8 +275,7 @@ async def test_the_use_of_several_pools_is_that_of_each_by_its_size():
     stats = EngineStats(fleet, {})  # pyright: ignore[reportArgumentType]
     await stats.refresh()
     values = {family.series.name: [*family.samples.values()] for family in stats.families()}
-    assert values["jsg:kv_usage"] == [(pytest.approx(0.4),)]
-    assert values["jsg:kv_used_tokens"] == [(20,)]
+    assert values["jsg:kv_usage"] == [(pytest.approx(0.4),)] and values["jsg:kv_used_tokens"] == [(20,)]
 
 
 def test_requests_under_way_are_seen(server: RunningServer, http: httpx.Client):

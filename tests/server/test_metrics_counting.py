@@ -140,8 +140,7 @@ class TestCounting:
             metrics.on_delta(generation, answer, answer.push(1.0, 1, FinishType.LENGTH))
         metrics.on_end(generation, None)
         result = scraped(metrics)
-        assert result.get("jsg:prompt_tokens_total") == 6
-        assert result.get("jsg:cached_tokens_total") == 4
+        assert result.get("jsg:prompt_tokens_total") == 6 and result.get("jsg:cached_tokens_total") == 4
         assert result.get("jsg:requests_finished_total") == 6
 
     def test_what_never_ran_has_no_prompt_tokens_and_no_waits(self):
@@ -152,8 +151,7 @@ class TestCounting:
         assert scraped(metrics).get("jsg:answers_open") == 1
         metrics.on_end(generation, ShuttingDownError("x"))
         result = scraped(metrics)
-        assert result.get("jsg:prompt_tokens_total") == 0
-        assert result.get("jsg:queue_time_seconds_count") == 0
+        assert result.get("jsg:prompt_tokens_total") == 0 and result.get("jsg:queue_time_seconds_count") == 0
         assert result.by("jsg:requests_aborted_total", "reason") == {"abort_request": 1, "shutdown": 1}
         assert result.get("jsg:answers_open") == 0
 

@@ -59,5 +59,4 @@ def test_the_probe_that_generates_fails_and_the_process_lives(broken: ServerProc
     stats = broken.stats()
     assert stats["num_failed"] >= 1
     broken.wait_for_stats(num_running=0, num_waiting=0, num_protected_tokens=0, num_uncached_tokens=0)
-    assert broken.http.post("/flush_cache").status_code == 200
-    assert broken.process.poll() is None
+    assert broken.http.post("/flush_cache").status_code == 200 and broken.process.poll() is None

@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ import httpx
 import pytest
 
 from tests.conftest import ROOT
-from tests.server.running import POLL_DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -80,17 +78,6 @@ def test_all_labels_together_are_certain(http: httpx.Client):
     assert total == pytest.approx(1, abs=1e-3)
 
 
-def test_two_salts_never_share_and_one_does(http: httpx.Client):
-    ids = ids_of(http, "Salt keeps what is said in one place out of all others, even if it is said twice.")
-
-    def cached(**fields: str) -> int:
-        return generate(http, input_ids=ids, **fields)["meta_info"]["cached_tokens"]
-
-    for fields in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": "a"}):
-        assert cached(**fields) == 0
-        assert cached(**fields) == len(ids) - 1
-
-
 def test_why_it_missed(http: httpx.Client):
     ids = ids_of(http, "A prefix that is shared up to here, and then it goes on in its own way.")
     other = [*ids[:10], (ids[10] + 1) % 1000, *ids[11:]]
@@ -107,20 +94,6 @@ def test_why_it_missed(http: httpx.Client):
     assert hit["first_difference"] is None
 
 
-def test_what_was_evicted_says_when(http: httpx.Client):
-    """The pool has 4096 tokens: after two thousand of another text twice, nothing of the first is left."""
-    ids = ids_of(http, "This is here only to be forgotten, after a while, by a cache that has seen too much.")
-    generate(http, input_ids=ids)
-    started = time.time()
-    for first in (3, 4, 5):
-        filler = [first + index % 1000 for index in range(2000)]
-        generate(http, input_ids=filler, sampling_params={"max_new_tokens": 1})
-    cache = generate(http, input_ids=ids, return_cache_info=True)["meta_info"]["cache"]
-    assert cache["matched_tokens"] == 0
-    assert started - 1 < cache["evicted_at"] < time.time() + 1
-    assert cache["evicted_tokens"] >= len(ids) - 1
-
-
 def test_the_tree_is_shown_without_what_is_in_it(http: httpx.Client):
     ids = ids_of(http, "Nothing of this text may be seen in the dump of the cache.")
     meta = generate(http, input_ids=ids, cache_salt="hide me", return_cache_info=True)["meta_info"]
@@ -135,46 +108,8 @@ def test_the_tree_is_shown_without_what_is_in_it(http: httpx.Client):
     assert pool["total"] == sum(pool[term] for term in pool["terms"])
 
 
-def test_an_abort_frees_everything(http: httpx.Client):
-    body = {
-        "text": ["Once upon a time", "There was"],
-        "rid": "tale",
-        "stream": True,
-        "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True, "n": 1},
-    }
-    with http.stream("POST", "/generate", json=body) as response:
-        lines = response.iter_lines()
-        next(lines)
-        assert http.get("/get_load").json()[0]["num_reqs"] == 2
-        assert http.post("/abort_request", json={"rid": "tale"}).json()["aborted"] == 2
-        events = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
-    ended = [event["meta_info"]["finish_reason"] for event in events if event["meta_info"]["finish_reason"]]
-    assert ended == [{"type": "abort", "message": "aborted"}] * 2
-    deadline = time.monotonic() + POLL_DEADLINE_S
-    while (load := http.get("/get_load").json()[0]) != {
-        "dp_rank": 0,
-        "num_reqs": 0,
-        "num_waiting_reqs": 0,
-        "waiting": {},
-        "num_tokens": 0,
-    }:
-        assert time.monotonic() < deadline, load
-
-
 def test_a_probe_makes_a_token_that_nobody_shares(http: httpx.Client):
     before = http.get("/server_info").json()["internal_states"][0]["generated_tokens"]
     assert http.get("/health_generate").status_code == 200
     assert http.get("/server_info").json()["internal_states"][0]["generated_tokens"] == before + 1
     assert generate(http, input_ids=[0, 0])["meta_info"]["cached_tokens"] == 0
-
-
-def test_text_and_tokens_and_text_again(http: httpx.Client):
-    for text in ("Hello, world!", "  two  spaces\n\ttab", "naïve — 日本語 🎉"):
-        made = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
-        assert made["count"] == len(made["token_strs"])
-        assert http.post("/detokenize", json={"tokens": made["tokens"]}).json()["text"] == text
-
-
-def test_new_tokens_shrink_to_the_room(http: httpx.Client):
-    meta = generate(http, input_ids=[3] * 4090, sampling_params={"temperature": 0, "ignore_eos": True})["meta_info"]
-    assert meta["completion_tokens"] == 6

@@ -26,10 +26,8 @@ from tests.server.openai_calls import (
 class TestChat:
     def test_an_answer(self, http):
         body = chat(http, model="fake", max_tokens=HI_TOKENS).json()
-        assert body["object"] == "chat.completion"
-        assert body["model"] == "fake"
-        assert body["id"].startswith("chatcmpl-")
-        assert isinstance(body["created"], int)
+        assert body["object"] == "chat.completion" and body["model"] == "fake"
+        assert body["id"].startswith("chatcmpl-") and isinstance(body["created"], int)
         silent = {"refusal": None, "reasoning_content": None, "reasoning": None}
         message = {"role": "assistant", "content": HI_ANSWER, **silent}
         assert body["choices"] == [{"index": 0, "message": message, "logprobs": None} | ENDED]
@@ -37,8 +35,7 @@ class TestChat:
         assert counts.items() <= body["usage"].items()
         assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "audio_tokens": 0}
         assert set(body["usage"]["completion_tokens_details"].values()) == {0}
-        assert body["system_fingerprint"].startswith("fp_")
-        assert body["service_tier"] is None
+        assert body["system_fingerprint"].startswith("fp_") and body["service_tier"] is None
         again = chat(http, max_completion_tokens=1).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == HI_TOKENS - 1
 
@@ -83,8 +80,7 @@ class TestChat:
         assert len({event["id"] for event in events}) == 1
         *chunks, last = events
         assert all(chunk["usage"] is None for chunk in chunks)
-        assert last["choices"] == []
-        assert last["usage"]["total_tokens"] == 2 * HI_TOKENS
+        assert last["choices"] == [] and last["usage"]["total_tokens"] == 2 * HI_TOKENS
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
         assert deltas[0] == {"role": "assistant", "content": "", "refusal": None, "reasoning_content": None}
         assert "".join(delta.get("content", "") for delta in deltas) == HI_ANSWER
@@ -98,8 +94,7 @@ class TestChat:
     def test_several_answers(self, http):
         body = chat(http, n=3, max_tokens=4, seed=1).json()
         assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-        assert body["usage"]["prompt_tokens"] == HI_TOKENS
-        assert body["usage"]["completion_tokens"] == 12
+        assert body["usage"]["prompt_tokens"] == HI_TOKENS and body["usage"]["completion_tokens"] == 12
         events = stream(http, "/v1/chat/completions", messages=HI, max_tokens=4, n=3)
         texts = {0: "", 1: "", 2: ""}
         for event in events:
@@ -115,8 +110,7 @@ class TestChat:
         choice = chat(http, max_tokens=3, logprobs=True, top_logprobs=2).json()["choices"][0]
         content = choice["logprobs"]["content"]
         assert [entry["token"] for entry in content] == ["<|im_start|>", "u", "s"]
-        assert content[1]["bytes"] == [ord("u")]
-        assert content[1]["logprob"] == pytest.approx(-0.084)
+        assert content[1]["bytes"] == [ord("u")] and content[1]["logprob"] == pytest.approx(-0.084)
         assert [entry["token"] for entry in content[1]["top_logprobs"]] == ["u", "v"]
         events = stream(http, "/v1/chat/completions", messages=HI, max_tokens=3, logprobs=True, top_logprobs=2)
         streamed = [e for event in events for e in (event["choices"][0]["logprobs"] or {}).get("content", [])]
@@ -206,10 +200,8 @@ class TestChat:
             return chat(http, messages, max_tokens=1, **body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
         first = cached()
-        assert cached() > first
-        assert cached(cache_salt="a") == 0
-        assert cached(cache_salt="a", extra_key="b") == 0
-        assert cached(cache_salt="a") == cached()
+        assert cached() > first and cached(cache_salt="a") == 0
+        assert cached(cache_salt="a", extra_key="b") == 0 and cached(cache_salt="a") == cached()
 
     def test_a_larger_priority_goes_first(self, make_server):
         """One request runs at a time; of those that wait, the one with the largest number is next."""
@@ -262,8 +254,7 @@ class TestChat:
         body = {"max_tokens": 2, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
         content = chat(http, **body).json()["choices"][0]["logprobs"]["content"]
         assert [entry["token"] for entry in content] == ["token_id:256", "token_id:84"]
-        assert content[1]["top_logprobs"][0]["token"] == "token_id:84"
-        assert content[1]["bytes"] == [ord("u")]
+        assert content[1]["top_logprobs"][0]["token"] == "token_id:84" and content[1]["bytes"] == [ord("u")]
 
     def test_what_ended_the_answer_may_stay_in_it(self, http):
         for name in ("include_stop_str_in_output", "no_stop_trim"):
@@ -314,8 +305,7 @@ class TestWhatTemplatesRead:
 
     def test_a_variable_that_it_does_not_read(self, reasoning):
         error = error_of(chat(reasoning, chat_template_kwargs={"other": 1}))
-        assert error["param"] == "chat_template_kwargs"
-        assert "does not read 'other'" in error["message"]
+        assert error["param"] == "chat_template_kwargs" and "does not read 'other'" in error["message"]
 
     def test_a_conversation_with_tools_and_thoughts(self, reasoning):
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -328,5 +318,4 @@ class TestWhatTemplatesRead:
 
     def test_other_templates_refuse_them(self, http):
         error = error_of(chat(http, [*HI, {"role": "tool", "content": "2", "tool_call_id": "c"}]))
-        assert error["param"] == "messages"
-        assert "no place for the role tool" in error["message"]
+        assert error["param"] == "messages" and "no place for the role tool" in error["message"]

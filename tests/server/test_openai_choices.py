@@ -127,8 +127,7 @@ class TestTexts:
         token = TokenLogprob(unknown, -2.0, ((other, -1.0),))
         answer.push(RequestOutput(rid="a", token_ids=(unknown,), logprobs=(token,), finish=LENGTH))
         shown = TextChoice(0, answer, tokenizer, names, echo=False).whole()["logprobs"]
-        assert shown["token_logprobs"] == [-2.0]
-        assert shown["top_logprobs"] == [{"": -1.0}]
+        assert shown["token_logprobs"] == [-2.0] and shown["top_logprobs"] == [{"": -1.0}]
 
     def test_no_logprob_is_infinite(self, tokenizer):
         request = Request(rid="a", input_ids=(1,), return_logprob=True, top_logprobs_num=1)

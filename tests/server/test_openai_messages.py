@@ -54,8 +54,7 @@ class TestContents:
     @pytest.mark.parametrize("name", sorted(ContentPart.REFUSED))
     def test_what_no_model_reads_is_refused_by_name(self, name):
         error = refusal(role="user", content=[{"type": "text", "text": "a"}, {"type": name, name: {"url": "x"}}])
-        assert error.param == name
-        assert "not supported" in str(error)
+        assert error.param == name and "not supported" in str(error)
 
     @pytest.mark.parametrize(
         ("part", "said"),
@@ -103,8 +102,7 @@ class TestRoles:
     )
     def test_fields_of_another_role_are_refused(self, message, name):
         error = refusal(**message)
-        assert error.param == name
-        assert "must not have" in str(error)
+        assert error.param == name and "must not have" in str(error)
 
 
 class TestTools:

@@ -1,6 +1,5 @@
 """The real `openai` package against the front process: what its users may send, read and catch."""
 
-import contextlib
 import typing
 from collections.abc import Iterator
 
@@ -18,7 +17,6 @@ from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.running import RunningServer
 
 HI = [{"role": "user", "content": "hi"}]
-KEY = "sk-0123456789abcdef"
 BEYOND_OPENAI = {  # of chat completions: what the package takes in `extra_body`
     "top_k": 20,
     "min_p": 0.01,
@@ -47,10 +45,6 @@ OF_SGLANG = {"matched_stop", "reasoning_content", "reasoning_tokens"}
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.http.base_url}/v1", api_key="none", max_retries=0) as made:
         yield made
-
-
-def client_of(server: RunningServer, **options) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.http.base_url}/v1", **{"api_key": "none", "max_retries": 0, **options})
 
 
 def extras(value: object) -> set[str]:
@@ -86,10 +80,8 @@ class TestChat:
         raw = client.chat.completions.with_raw_response.create(model="fake", messages=HI, max_completion_tokens=4)
         answer = ChatCompletion.model_validate_json(raw.text)
         assert extras(answer) == OF_SGLANG | {"reasoning"}
-        assert answer == raw.parse()
-        assert answer.choices[0].message.content == "use"
-        assert answer.choices[0].message.refusal is None
-        assert answer.usage is not None
+        assert answer == raw.parse() and answer.choices[0].message.content == "use"
+        assert answer.choices[0].message.refusal is None and answer.usage is not None
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + 4
         assert answer.usage.prompt_tokens_details is not None
         assert answer.usage.completion_tokens_details is not None
@@ -135,8 +127,7 @@ class TestChat:
         assert answer.id == "r-1"
         assert [choice.index for choice in answer.choices] == [0, 1]
         logprobs = answer.choices[0].logprobs
-        assert logprobs is not None
-        assert logprobs.content is not None
+        assert logprobs is not None and logprobs.content is not None
         assert [len(token.top_logprobs) for token in logprobs.content] == [20, 20, 20]
 
     def test_a_stream(self, client):
@@ -155,16 +146,14 @@ class TestChat:
             "reasoning_content": None,
         }
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "use"
-        assert chunks[-1].usage is not None
-        assert chunks[-1].usage.completion_tokens == 4
+        assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
 
     def test_the_packages_own_accumulator(self, client):
         with client.chat.completions.stream(model="fake", messages=HI, stop="e", logprobs=True) as events:
             kinds = {event.type for event in events}
             final = events.get_final_completion()
         assert {"chunk", "content.delta", "content.done"} <= kinds
-        assert final.choices[0].message.content == "us"
-        assert final.choices[0].finish_reason == "stop"
+        assert final.choices[0].message.content == "us" and final.choices[0].finish_reason == "stop"
         assert final.choices[0].logprobs is not None
         assert [token.token for token in final.choices[0].logprobs.content or ()] == ["<|im_start|>", "u", "s", "e"]
 
@@ -174,8 +163,7 @@ class TestCompletions:
         raw = client.completions.with_raw_response.create(model="fake", prompt="abc", max_tokens=4, logprobs=2)
         answer = Completion.model_validate_json(raw.text)
         assert extras(answer) == OF_SGLANG - {"reasoning_content"}
-        assert answer == raw.parse()
-        assert answer.choices[0].text == "abca"
+        assert answer == raw.parse() and answer.choices[0].text == "abca"
         assert answer.choices[0].logprobs is not None
         assert answer.choices[0].logprobs.text_offset == [0, 1, 2, 3]
 
@@ -202,21 +190,6 @@ class TestCompletions:
         assert [choice.text for choice in answer.choices] == ["bcbc", "bcbc", "dede", "dede"]
         assert answer.id == "r-1"
 
-    def test_a_stream(self, client):
-        options = {"include_usage": True}
-        chunks = list(
-            client.completions.create(model="fake", prompt="abc", max_tokens=4, stream=True, stream_options=options)
-        )
-        for chunk in chunks:
-            assert Completion.model_fields.keys() >= chunk.model_dump().keys()
-        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "abca"
-        assert chunks[-1].usage is not None
-
-    def test_a_suffix_is_refused(self, client):
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.completions.create(model="fake", prompt="a", suffix="b")
-        assert caught.value.param == "suffix"
-
 
 class TestModels:
     def test_list_and_retrieve(self, client):
@@ -239,31 +212,3 @@ class TestErrors:
     def test_a_failing_row(self, client):
         with pytest.raises(openai.InternalServerError):
             client.completions.create(model="fake", prompt=[FAILING_TOKEN])
-
-    def test_keys(self, make_server):
-        with make_server(server={"api_key": [KEY]}) as server:
-            with client_of(server, api_key=KEY) as client:
-                assert client.models.list().data
-            with client_of(server, api_key="wrong") as client, pytest.raises(openai.AuthenticationError) as caught:
-                client.models.list()
-            assert caught.value.code == "invalid_api_key"
-
-    def test_too_many_at_once(self, make_server):
-        with make_server(server={"max_requests_per_key": 1}) as server, client_of(server) as client:
-            with server.holding(1), pytest.raises(openai.RateLimitError) as caught:
-                client.chat.completions.create(model="fake", messages=HI, max_tokens=1)
-            assert caught.value.code == "rate_limit_exceeded"
-
-    def test_a_full_queue_is_tried_again(self, make_server):
-        knobs = {"max_queued_requests": 1, "max_running_requests": 1}
-        with make_server(engine=knobs) as server, contextlib.ExitStack() as held:
-            held.enter_context(server.holding(1))
-            server.wait_for_stats(num_running=1)
-            held.enter_context(server.holding(1))
-            with client_of(server) as client, pytest.raises(openai.InternalServerError) as caught:
-                client.chat.completions.create(model="fake", messages=HI, max_tokens=1)
-            assert caught.value.status_code == 503
-            assert int(caught.value.response.headers["retry-after"]) >= 1
-            with client_of(server, max_retries=9, timeout=20) as client:
-                held.close()
-                assert client.chat.completions.create(model="fake", messages=HI, max_tokens=1).choices

@@ -32,16 +32,14 @@ def test_parts_become_one_prompt(server: ScriptedServer):
     answer = generate(server, ["ab", [1, 2], "cd"])
     ab, cd = ids_of(server, "ab"), ids_of(server, "cd")
     assert list(server.request.input_ids) == [*ab, 1, 2, *cd]
-    assert answer["meta_info"]["part_ids"] == [ab, cd]
-    assert answer["text"] == "hello"
+    assert answer["meta_info"]["part_ids"] == [ab, cd] and answer["text"] == "hello"
 
 
 def test_special_tokens_count_in_markup_only(server: ScriptedServer):
     answer = generate(server, [[1], "<|im_start|>", [2], {"markup": "<|im_start|>"}, [3], {"template": "<|im_end|>"}])
     plain = ids_of(server, "<")[0]
     assert TURN not in server.request.input_ids[1:-3]
-    assert server.request.input_ids[1] == plain
-    assert list(server.request.input_ids[-4:]) == [2, TURN, 3, END]
+    assert server.request.input_ids[1] == plain and list(server.request.input_ids[-4:]) == [2, TURN, 3, END]
     assert answer["meta_info"]["part_ids"][1:] == [[TURN], [END]]
 
 
@@ -61,8 +59,7 @@ def test_offsets_and_branches(server: ScriptedServer):
     request = server.request
     so, x, a, bc, end = (ids_of(server, text) for text in ("so", "x", "a", "bc", "end"))
     assert list(request.input_ids) == [*so, *x, *a, 7, *bc, *end]
-    assert request.position_jumps == ((2, 10), (5, 3))
-    assert request.joined == (3, 5, 7, 7)
+    assert request.position_jumps == ((2, 10), (5, 3)) and request.joined == (3, 5, 7, 7)
     assert answer["meta_info"]["part_ids"] == [so, x, a, bc, end]
     assert answer["meta_info"]["prompt_tokens"] == len(request.input_ids)
 
@@ -73,8 +70,7 @@ def test_the_answer_is_there_as_tokens_and_what_a_stop_string_cut(server: Script
     assert answer["meta_info"]["tail"] == ""
     server.engine.answer = "hä llo"
     answer = generate(server, ["ab"], sampling_params={"stop": " "})
-    assert answer["text"] == "hä"
-    assert answer["meta_info"]["kept_ids"] == ids_of(server, "hä")
+    assert answer["text"] == "hä" and answer["meta_info"]["kept_ids"] == ids_of(server, "hä")
 
 
 def test_only_the_last_event_tells_them(server: ScriptedServer):
@@ -97,8 +93,7 @@ def test_other_fields_are_as_for_a_text(server: ScriptedServer):
     body = {"rid": "mine", "cache_salt": "s", "priority": 3, "return_logprob": True, "logprob_start_len": 1}
     answer = generate(server, ["ab"], sampling_params={"max_new_tokens": 2}, **body)
     assert answer["meta_info"]["id"] == "mine"
-    assert server.request.namespace != ""
-    assert server.request.priority == 3
+    assert server.request.namespace != "" and server.request.priority == 3
     assert [entry[:2] for entry in answer["meta_info"]["input_token_logprobs"]] == [[-0.5, ids_of(server, "b")[0]]]
     assert server.sampling.max_new_tokens == 2
 
@@ -146,8 +141,7 @@ def test_what_is_wrong_is_named(server: ScriptedServer, prompt: list, said: str)
 @pytest.mark.parametrize("other", [{"text": "a"}, {"input_ids": [1]}])
 def test_a_prompt_is_given_once(server: ScriptedServer, other: dict):
     response = server.http.post("/generate", json={"prompt": ["a"]} | other)
-    assert response.status_code == 400
-    assert "exactly one" in response.json()["error"]["message"]
+    assert response.status_code == 400 and "exactly one" in response.json()["error"]["message"]
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)

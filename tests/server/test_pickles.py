@@ -29,7 +29,6 @@ from jsg.media import MIN_DIGEST_BYTES, MIN_TOKENS, MediaInput
 from jsg.processing.media.decode import decode_image
 from jsg.processing.media.limits import MediaBudget, MediaLimits
 from jsg.types import Request
-from tests.engine.front.background import BackgroundLoop, background_loop
 from tests.server.battery import FOR_OTHER_MODELS, PROGRAM, VALID, body_schemas, interface, typed_places, with_value
 from tests.server.running import END_DEADLINE_S, ProcessMaker, RunningServer, ServerProcess, is_running, wait_until
 from tests.server.vision_server import IMAGE_WAYS, VIDEO_WAYS, path_of
@@ -62,12 +61,6 @@ def marker(tmp_path: Path) -> Iterator[Path]:
 def bombs(marker: Path) -> list[bytes]:
     """A pickle of each protocol. Protocol 0 is text of one byte for each character."""
     return [pickle.dumps(Bomb(marker), protocol) for protocol in PROTOCOLS]
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[BackgroundLoop]:
-    with background_loop() as made:
-        yield made
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -204,40 +197,32 @@ class TestScriptedServer:
 class TestProcesses:
     """The sockets and pipes of real processes. Only their own user can write into them at all."""
 
-    def test_the_socket_of_an_engine_that_starts(self, loop: BackgroundLoop, bombs: list[bytes]):
+    async def test_the_socket_of_an_engine_that_starts(self, bombs: list[bytes]):
         """Bytes that are no ZeroMQ are dropped. The socket is gone as soon as the engine is ready."""
-
-        async def start() -> None:
-            child = EngineChild.spawn(EngineConfig(), core=FAKE_CORE)
-            client = EngineClient(child, EngineConfig())
-            path = Path(child.address.removeprefix("ipc://"))
-            assert path.parent.stat().st_mode & 0o777 == 0o700
-            try:
-                for data in (message_of_zmtp_1(b"\x07"), *bombs):
-                    write_to_unix(str(path), data)
-                await client.ready()
-                assert not path.parent.exists()
-                assert await client.flush_cache()
-            finally:
-                await client.close()
-
-        loop.run(start())
-
-    @pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
-    def test_a_stranger_in_place_of_the_engine(self, loop: BackgroundLoop, marker: Path, protocol: int):
-        """A message that the front cannot read ends the start, with nothing unpickled."""
-
-        async def start() -> None:
-            child = EngineChild.spawn(EngineConfig(), core=FAKE_CORE)
-            client = EngineClient(child, EngineConfig())
-            with zmq.Context() as context, context.socket(zmq.PAIR) as stranger:
-                stranger.connect(child.address)
-                stranger.send(pickle.dumps(Bomb(marker), protocol))
-                with pytest.raises(EngineDeadError):
-                    await client.ready()
+        child = EngineChild.spawn(EngineConfig(), core=FAKE_CORE)
+        client = EngineClient(child, EngineConfig())
+        path = Path(child.address.removeprefix("ipc://"))
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        try:
+            for data in (message_of_zmtp_1(b"\x07"), *bombs):
+                write_to_unix(str(path), data)
+            await client.ready()
+            assert not path.parent.exists()
+            assert await client.flush_cache()
+        finally:
             await client.close()
 
-        loop.run(start())
+    @pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
+    async def test_a_stranger_in_place_of_the_engine(self, marker: Path, protocol: int):
+        """A message that the front cannot read ends the start, with nothing unpickled."""
+        child = EngineChild.spawn(EngineConfig(), core=FAKE_CORE)
+        client = EngineClient(child, EngineConfig())
+        with zmq.Context() as context, context.socket(zmq.PAIR) as stranger:
+            stranger.connect(child.address)
+            stranger.send(pickle.dumps(Bomb(marker), protocol))
+            with pytest.raises(EngineDeadError):
+                await client.ready()
+        await client.close()
 
     def test_everything_that_a_running_server_listens_at(self, make_real_server: ProcessMaker, bombs: list[bytes]):
         with make_real_server() as server:

@@ -57,14 +57,11 @@ def talk(s, shots, question):
 class TestRuns:
     def test_a_whole_program(self, server: ScriptedServer):
         answer = run(server, graph_of(judge), arguments={"topic": "art"})
-        assert answer["object"] == "program"
-        assert answer["id"].startswith("program-")
+        assert answer["object"] == "program" and answer["id"].startswith("program-")
         assert answer["variables"] == {"essay": "hello", "mark": ["hel"] * 3, "verdict": answer["return_value"]}
         assert answer["return_value"] in ("good", "bad")
-        assert answer["text"] == f"Of art: hello so {answer['return_value']}"
-        assert answer["errors"] == []
-        assert answer["usage"]["calls"] == 5
-        assert answer["meta_info"]["essay"]["completion_tokens"] == 6
+        assert answer["text"] == f"Of art: hello so {answer['return_value']}" and answer["errors"] == []
+        assert answer["usage"]["calls"] == 5 and answer["meta_info"]["essay"]["completion_tokens"] == 6
         assert sum(answer["meta_info"]["verdict"]["probabilities"]) == pytest.approx(1)
 
     def test_what_is_common_is_sent_as_the_tokens_it_was_and_held(self, server: ScriptedServer):
@@ -212,13 +209,10 @@ class TestFails:
             s["left"], s["right"] = left["x"], right["y"]
 
         answer = run(server, graph_of(two), arguments={})
-        assert answer["variables"]["right"] == "he"
-        assert answer["variables"]["left"] is None
+        assert answer["variables"]["right"] == "he" and answer["variables"]["left"] is None
         (error,) = answer["errors"]
-        assert error["file"] == "test_programs.py"
-        assert error["line"] == two.func.__code__.co_firstlineno + 4
-        assert error["type"] == ContextLengthError.__name__
-        assert isinstance(error["node"], int)
+        assert error["file"] == "test_programs.py" and error["line"] == two.func.__code__.co_firstlineno + 4
+        assert error["type"] == ContextLengthError.__name__ and isinstance(error["node"], int)
 
     def test_a_failure_of_the_engine(self, server: ScriptedServer):
         server.engine.failure = RequestError("this is refused; leave it out")
@@ -230,8 +224,7 @@ class TestFails:
     def test_nobody_is_told_of_a_bug(self, server: ScriptedServer, caplog: pytest.LogCaptureFixture):
         server.engine.failure = KeyError("a secret")  # pyright: ignore[reportAttributeAccessIssue]
         answer = run(server, gen_program())
-        assert "secret" not in json.dumps(answer)
-        assert answer["errors"][0]["type"] == "JsgError"
+        assert "secret" not in json.dumps(answer) and answer["errors"][0]["type"] == "JsgError"
         assert "internal error" in answer["errors"][0]["message"]
         assert "secret" in caplog.text
 
@@ -327,8 +320,7 @@ class TestRefused:
             {"kind": "fork", "id": 3, "stream": 0, "line": "ask:4", "branches": list(range(1, 300))},
         ]
         response = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"q": "hi"}})
-        assert response.status_code == 400
-        assert "fan_out" in response.json()["error"]["message"]
+        assert response.status_code == 400 and "fan_out" in response.json()["error"]["message"]
         assert "node 3" in response.json()["error"]["message"]
 
     def test_an_answer_that_would_be_too_large(self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
@@ -341,8 +333,7 @@ class TestRefused:
         body = {"graph": graph, "arguments": {"q": "hi"}}
         for is_stream in (False, True):
             response = server.http.post("/v1/programs", json=body | {"stream": is_stream})
-            assert "50000 characters in all" in response.text
-            assert len(response.content) < 60_000
+            assert "50000 characters in all" in response.text and len(response.content) < 60_000
 
     def test_an_argument_that_is_repeated_too_often(self, server: ScriptedServer):
         graph = PROGRAM | {"returns": {"list": [{"text": [{"argument": "q"}, "!"]}] * 1000}}
@@ -403,8 +394,7 @@ class TestLimits:
             connection = server.send("/v1/programs", long)
             server.wait_for_stats(num_running=1)
             response = server.http.post("/v1/programs", json=long)
-            assert response.status_code == 429
-            assert "programs" in response.json()["error"]["message"]
+            assert response.status_code == 429 and "programs" in response.json()["error"]["message"]
             connection.close()
             server.wait_for_stats(num_running=0)
 

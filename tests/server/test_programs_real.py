@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 import random
 import string
 import time
@@ -38,20 +37,6 @@ def generate(http: httpx.Client, prompt: list, *, max_new_tokens: int = 12, **bo
     return response.json()
 
 
-def test_every_token_that_exists_is_found_again(http: httpx.Client):
-    first = generate(http, [{"markup": PROMPT}])
-    meta = first["meta_info"]
-    (ids,) = meta["part_ids"]
-    grown = [*ids, *meta["kept_ids"]]
-    assert len(meta["kept_ids"]) == 12
-    second = generate(http, [grown, " and then"])
-    # The last generated token was never fed back, so it has no KV yet; all others have.
-    assert second["meta_info"]["cached_tokens"] == len(grown) - 1
-    (more,) = second["meta_info"]["part_ids"]
-    third = generate(http, [[*grown, *more, *second["meta_info"]["kept_ids"]], "."])
-    assert third["meta_info"]["cached_tokens"] == third["meta_info"]["prompt_tokens"] - 2
-
-
 def test_positions_and_branches_change_the_answer_as_they_should(http: httpx.Client):
     plain = generate(http, [PROMPT, "a", "b", "end"])
     no_shift = generate(http, [PROMPT, {"offset": 0}, "abend"])
@@ -61,62 +46,6 @@ def test_positions_and_branches_change_the_answer_as_they_should(http: httpx.Cli
     assert plain["output_ids"] == no_shift["output_ids"] == alone["output_ids"]
     assert shifted["output_ids"] != plain["output_ids"]
     assert apart["meta_info"]["part_ids"][1:3] == [[64], [65]]
-
-
-def test_choices_have_the_probabilities_of_their_tokens(http: httpx.Client):
-    choices = ["yes", "yellow", "no", "ye"]
-    body = {"prompt": PROMPT, "choices": choices, "method": "token_trie"}
-    answer = http.post("/select", json=body).json()
-
-    def probability(text: str) -> float:
-        scored = generate(
-            http, [{"markup": PROMPT + text}], max_new_tokens=0, return_logprob=True, logprob_start_len=len(PROMPT)
-        )
-        return math.exp(sum(entry[0] for entry in scored["meta_info"]["input_token_logprobs"]))
-
-    # "ye" has what does not go on as "yes" or as "yel".
-    masses = [probability("yes"), probability("yellow"), probability("no")]
-    masses.append(probability("ye") - probability("yes") - probability("yel"))
-    assert answer["probabilities"] == pytest.approx([mass / sum(masses) for mass in masses], rel=1e-3)
-    assert answer["text"] == choices[answer["probabilities"].index(max(answer["probabilities"]))]
-
-
-@sgl.function
-def judge(s, topic):
-    s += "Of " + topic + ", at some length: "
-    s += sgl.gen("essay", max_tokens=12, temperature=0, ignore_eos=True)
-    branches = s.fork(3)
-    for number, branch in enumerate(branches):
-        branch += f" ({number}) "
-        branch += sgl.gen("mark", max_tokens=4, temperature=0, ignore_eos=True)
-    branches.join()
-    s += " so " + sgl.select("verdict", ["good", "bad"])
-
-
-def test_a_program_sent_whole_computes_nothing_twice(server: RunningServer):
-    graph = json.loads(judge.compile().to_json())
-    before = server.stats()
-    answer = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"topic": "programs"}}).json()
-    assert answer["errors"] == []
-    assert len(answer["variables"]["essay"]) > 0
-    assert len(answer["variables"]["mark"]) == 3
-    server.wait_for_stats(num_running=0, num_holds=0)
-    after = server.stats()
-    computed = (after["prompt_tokens"] - before["prompt_tokens"]) - (after["cached_tokens"] - before["cached_tokens"])
-    prompt = len("Of programs, at some length: ")
-    branches = 3 * len(" (0) ")
-    # The essay's last token, the tail of the branches, and " so " with its choices; the prompt itself once.
-    assert computed <= prompt + 1 + branches + len(" so ") + 2 * len("good") + 4
-
-
-def test_it_says_what_the_same_calls_say(server: RunningServer):
-    graph = json.loads(judge.compile().to_json())
-    whole = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"topic": "calls"}}).json()
-    essay = generate(server.http, [{"markup": "Of calls, at some length: "}])
-    assert whole["variables"]["essay"] == essay["text"]
-    ids = [*essay["meta_info"]["part_ids"][0], *essay["meta_info"]["kept_ids"]]
-    marks = [generate(server.http, [ids, f" ({i}) "], max_new_tokens=4)["text"] for i in range(3)]
-    assert whole["variables"]["mark"] == marks
 
 
 # Compiled programs through a `RuntimeEndpoint`: how often it asks, and what it finds in the cache.

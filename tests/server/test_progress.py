@@ -24,8 +24,7 @@ def shown(monkeypatch, *, is_terminal: bool) -> str:
 
 def test_a_line_for_each_tenth(monkeypatch):
     lines = shown(monkeypatch, is_terminal=False).splitlines()
-    assert len(lines) == 10
-    assert lines[0].startswith("convert: 10 of 100 MiB, 0.01 GB/s")
+    assert len(lines) == 10 and lines[0].startswith("convert: 10 of 100 MiB, 0.01 GB/s")
     assert lines[-1].startswith("convert: 100 of 100 MiB, 0.10 GB/s")
 
 

@@ -86,8 +86,7 @@ def test_the_subtree_of_a_node_alone():
     for node in nodes:
         shown, drawn = View(60, node.id, None).draw(nodes, NOW)
         assert shown[0] == node
-        assert drawn["num_nodes"] == len(shown)
-        assert not drawn["aggregates"]
+        assert drawn["num_nodes"] == len(shown) and not drawn["aggregates"]
     other = next(node for node in nodes if node.namespace == "other")
     for view in (View(60, 10**6, None), View(60, other.id, "")):
         with pytest.raises(NotFoundError, match="root"):

@@ -23,16 +23,11 @@ def clock(monkeypatch):
 
 def test_what_is_put_in_is_found_by_its_own_tenant_only():
     store = ResponseStore(2)
-    assert store.put("mine", response("a"))
-    assert store.get("mine", "resp_a") == response("a")
-    assert store.get("mine", "resp_b") is None
-    assert store.get("other", "resp_a") is None
-    assert store.turn("other", "msg_a") is None
-    assert not store.remove("other", "resp_a")
-    assert store.remove("mine", "resp_a")
-    assert not store.remove("mine", "resp_a")
-    assert store.get("mine", "resp_a") is None
-    assert store.num_bytes("mine") == 0
+    assert store.put("mine", response("a")) and store.get("mine", "resp_a") == response("a")
+    assert store.get("mine", "resp_b") is None and store.get("other", "resp_a") is None
+    assert store.turn("other", "msg_a") is None and not store.remove("other", "resp_a")
+    assert store.remove("mine", "resp_a") and not store.remove("mine", "resp_a")
+    assert store.get("mine", "resp_a") is None and store.num_bytes("mine") == 0
 
 
 @pytest.mark.parametrize(
@@ -60,11 +55,9 @@ def test_bytes_are_bounded():
     size = response("a", "x" * 1000).num_bytes
     store = ResponseStore(max_bytes=3 * size)
     for name in "abcde":
-        assert store.put("", response(name, "x" * 1000))
-        assert store.num_bytes("") <= 3 * size
+        assert store.put("", response(name, "x" * 1000)) and store.num_bytes("") <= 3 * size
     assert names(store) == ["c", "d", "e"]
-    assert store.num_bytes("") == 3 * size
-    assert not store.put("", response("f", "x" * 20_000))
+    assert store.num_bytes("") == 3 * size and not store.put("", response("f", "x" * 20_000))
     assert names(store) == ["c", "d", "e"], "what does not fit pushes nothing out"
 
 
@@ -82,8 +75,7 @@ def test_tenants_have_equal_shares_of_the_room():
     store.put("mine", response("a"))
     for name in "bcdef":
         store.put("other", response(name))
-    assert names(store, "mine") == ["a"]
-    assert names(store, "other") == ["e", "f"]
+    assert names(store, "mine") == ["a"] and names(store, "other") == ["e", "f"]
 
 
 def test_old_responses_are_forgotten(clock):

@@ -75,8 +75,7 @@ class TestAnswers:
         response = client.responses.create(model="fake", input="hi", max_output_tokens=HI_TOKENS)
         assert response.id.startswith("resp_")
         assert (response.object, response.model, response.status) == ("response", "fake", "incomplete")
-        assert response.incomplete_details.reason == "max_output_tokens"
-        assert response.output_text == HI_ANSWER
+        assert response.incomplete_details.reason == "max_output_tokens" and response.output_text == HI_ANSWER
         [message] = response.output
         assert (message.type, message.role, message.status) == ("message", "assistant", "incomplete")
         [part] = message.content
@@ -89,8 +88,7 @@ class TestAnswers:
     def test_one_that_ends(self, http):
         body = post(http, stop="hi", max_output_tokens=50)
         assert (body["status"], body["incomplete_details"]) == ("completed", None)
-        assert body["completed_at"] >= body["created_at"]
-        assert body["output"][0]["status"] == "completed"
+        assert body["completed_at"] >= body["created_at"] and body["output"][0]["status"] == "completed"
         assert body["output"][0]["content"][0]["text"] == "user\n"
 
     def test_the_request_is_repeated(self, http):
@@ -108,8 +106,7 @@ class TestAnswers:
             "store": False,
         }
         body = post(http, **asked)
-        assert body | asked == body
-        assert body["truncation"] == "disabled"
+        assert body | asked == body and body["truncation"] == "disabled"
         assert body["text"] == {"format": {"type": "text"}}
 
     def test_without_a_limit_the_context_is_filled(self, http):
@@ -120,8 +117,7 @@ class TestAnswers:
         response = client.responses.create(input="hi", max_output_tokens=3, include=[LOGPROBS], top_logprobs=2)
         scored = response.output[0].content[0].logprobs
         assert [entry.token for entry in scored] == ["<|im_start|>", "u", "s"]
-        assert scored[1].logprob == pytest.approx(-0.084)
-        assert scored[1].bytes == [ord("u")]
+        assert scored[1].logprob == pytest.approx(-0.084) and scored[1].bytes == [ord("u")]
         assert [entry.token for entry in scored[1].top_logprobs] == ["u", "v"]
 
     def test_the_engine_fails_it(self, make_server, client_of, tmp_path):
@@ -184,8 +180,7 @@ class TestInput:
         asked = {"instructions": "be brief", "input": [{"role": "user", "content": "how many?"}]}
         counted = client.responses.input_tokens.count(model="fake", **asked)
         used = client.responses.create(model="fake", max_output_tokens=1, **asked)
-        assert counted.object == "response.input_tokens"
-        assert counted.input_tokens == used.usage.input_tokens
+        assert counted.object == "response.input_tokens" and counted.input_tokens == used.usage.input_tokens
 
 
 class TestStreams:
@@ -243,8 +238,7 @@ class TestStreams:
         with make_server(server={"request_timeout": 1.2}) as slow:
             found = events(slow.http, max_output_tokens=900)
         kinds = [event["type"] for event in found]
-        assert kinds[0] == "response.created"
-        assert kinds[-2:] == ["error", "response.failed"]
+        assert kinds[0] == "response.created" and kinds[-2:] == ["error", "response.failed"]
         assert "--request-timeout" in found[-2]["message"]
         failed = found[-1]["response"]
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
@@ -263,8 +257,7 @@ class TestContinuing:
     def test_the_conversation_is_kept(self, client):
         first = client.responses.create(input="one", max_output_tokens=5, instructions="first only")
         second = client.responses.create(input="two", max_output_tokens=5, previous_response_id=first.id)
-        assert second.previous_response_id == first.id
-        assert second.instructions is None
+        assert second.previous_response_id == first.id and second.instructions is None
         third = client.responses.create(input="three", max_output_tokens=5, previous_response_id=second.id)
         sent = [
             {"role": "user", "content": "one"},
@@ -274,8 +267,7 @@ class TestContinuing:
             {"role": "user", "content": "three"},
         ]
         whole = client.responses.create(input=sent, max_output_tokens=5)
-        assert whole.output_text == third.output_text
-        assert whole.usage.input_tokens == third.usage.input_tokens
+        assert whole.output_text == third.output_text and whole.usage.input_tokens == third.usage.input_tokens
         assert whole.usage.input_tokens_details.cached_tokens == third.usage.input_tokens - 1
 
     def test_an_answer_that_the_client_changed_is_read_as_it_is_sent(self, http):

@@ -37,8 +37,7 @@ class TestGreeting:
             assert json.loads(done.stdout)["text"].startswith("Once upon")
             body = {"messages": [{"role": "user", "content": "hi"}]}
             response = server.http.post("/v1/chat/completions", json=body)
-            assert response.status_code == 400
-            assert "template" in response.json()["error"]["message"]
+            assert response.status_code == 400 and "template" in response.json()["error"]["message"]
 
 
 class TestStart:
@@ -50,8 +49,7 @@ class TestStart:
             assert server.http.get("/health").json() == {"status": "loading"}
             assert server.http.get("/ready").status_code == 503
             early = server.http.post("/generate", json={"text": "a"})
-            assert early.status_code == 503
-            assert "loading" in early.json()["error"]["message"]
+            assert early.status_code == 503 and "loading" in early.json()["error"]["message"]
             result = scrape(server.http)  # metrics answer already
             assert (result.get("jsg:engine_up"), result.state) == (0, "loading")
             assert 0 <= time.time() - result.get("process_start_time_seconds") < 60
@@ -68,8 +66,7 @@ class TestStart:
         with make_process(engine={"model_path": TOO_LARGE}, wait=False) as server:
             assert server.end()[0] == 2
         said = capfd.readouterr().err
-        assert "--mem-fraction-static" in said
-        assert "Traceback" not in said
+        assert "--mem-fraction-static" in said and "Traceback" not in said
 
     @pytest.mark.parametrize(("model", "said"), [(TOO_LARGE, "--mem-fraction-static"), (CRASHING, "exit status 7")])
     def test_why_the_engine_does_not_start_is_told(self, make_server: ServerMaker, model: str, said: str):
@@ -81,8 +78,7 @@ class TestStart:
             port = taken.getsockname()[1]
             with make_server(server={"port": port}, wait=False) as server:
                 error = server.join()
-        assert isinstance(error, ConfigError)
-        assert "--port" in str(error)
+        assert isinstance(error, ConfigError) and "--port" in str(error)
 
 
 class TestListener:

@@ -18,8 +18,7 @@ def score(http: httpx.Client, **body: object) -> httpx.Response:
 
 def test_the_probability_of_each_label_for_each_item(http: httpx.Client):
     answer = score(http).json()
-    assert answer["object"] == "scoring"
-    assert answer["model"] == "fake"
+    assert answer["object"] == "scoring" and answer["model"] == "fake"
     assert answer["scores"] == [pytest.approx([math.exp(-1), math.exp(-2)])] * 2
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == 3 + 4
     assert answer["usage"]["completion_tokens"] == 0
@@ -120,5 +119,4 @@ def test_one_that_is_aborted_has_no_scores(make_server: ServerMaker):
             server.wait_for_stats(num_waiting=2)
             assert server.http.post("/abort_request", json={"abort_all": True}).json()["aborted"] == 3
             aborted = scoring.result(20)
-        assert aborted.status_code >= 400
-        assert aborted.json()["error"]["code"] == "request_aborted"
+        assert aborted.status_code >= 400 and aborted.json()["error"]["code"] == "request_aborted"

@@ -38,15 +38,13 @@ def test_each_choice_is_scored_in_one_batch(server: ScriptedServer):
     answer = select(server)
     assert answer["common_ids"] == ids_of(server, "So? ")
     yes, no = answer["choices"]
-    assert yes["token_ids"] == ids_of(server, "yes!")
-    assert yes["token_texts"] == list("yes!")
+    assert yes["token_ids"] == ids_of(server, "yes!") and yes["token_texts"] == list("yes!")
     assert yes["logprobs"] == pytest.approx([math.log(0.3), 0, 0, 0])
     assert no["logprobs"] == pytest.approx([math.log(0.1), 0])
     assert yes["unconditional"] == []
     assert answer["part_ids"] == []
     assert answer["meta_info"]["prompt_tokens"] == 8 + 5, "the n of no is scored with yes!, so a request asks for its o"
-    assert "choice" not in answer
-    assert "probabilities" not in answer
+    assert "choice" not in answer and "probabilities" not in answer
     assert len(server.engine.requests) == 2
     assert sorted(request.sampling.max_new_tokens for request in server.engine.requests) == [0, 1]
 
@@ -134,8 +132,7 @@ def test_what_is_wrong_is_named(server: ScriptedServer, body: dict, said: str):
 def test_a_namespace_of_its_own(server: ScriptedServer):
     select(server, cache_salt="mine", priority=2, rid="who")
     for request in server.engine.requests:
-        assert request.namespace != ""
-        assert request.priority == 2
+        assert request.namespace != "" and request.priority == 2
         assert request.rid.startswith("who-")
 
 
@@ -150,8 +147,7 @@ def test_all_that_an_http_request_generates_is_one_post(server: ScriptedServer):
 
     def posts_of(path: str, **body) -> set[str]:
         server.engine.requests.clear()
-        assert server.http.post(path, json=body).status_code == 200
-        assert len(server.engine.requests) > 1
+        assert server.http.post(path, json=body).status_code == 200 and len(server.engine.requests) > 1
         return {request.post for request in server.engine.requests}
 
     prompts = {"prompt": ["a", "b", "c"], "max_tokens": 1}

@@ -24,7 +24,7 @@ from jsg.server.http.json_pieces import AT_ONCE, PIECE_BYTES, JsonLists, json_pi
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.loop_share import UNITS, LoopShare
 from jsg.server.telemetry.exchange import EndpointTable, Exchange, WatchExchanges
-from jsg.speech.answers.answer import AnswerDelta, Prompt
+from jsg.speech.answers.answer import Prompt
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 from tests.server.scripted import Generating
 
@@ -95,19 +95,15 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
         gc.enable()
 
 
-def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
-    async def main() -> list[tuple[int, AnswerDelta]]:
-        generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
-        read = []
-        async with generation.run() as deltas:
-            async for index, delta in deltas:
-                read.append((index, delta))
-                seen = "".join(each.text for i, each in read if i == index)
-                assert generation.answers[index].text == seen, "a delta brings its answer up to date"
-                await turns(5 * NUM_TOKENS)
-        return read
-
-    read = asyncio.run(main())
+async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
+    generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
+    read = []
+    async with generation.run() as new:
+        async for index, delta in new:
+            read.append((index, delta))
+            seen = "".join(each.text for i, each in read if i == index)
+            assert generation.answers[index].text == seen, "a delta brings its answer up to date"
+            await turns(5 * NUM_TOKENS)
     assert len(read) <= 6
     for index in range(3):
         deltas = [delta for i, delta in read if i == index]
@@ -122,7 +118,7 @@ async def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
         assert [delta.text async for _, delta in deltas] == list(TEXT)
 
 
-def test_readers_of_long_lists_share_the_turns_of_the_loop():
+async def test_readers_of_long_lists_share_the_turns_of_the_loop():
     turn, made, share = 0, list[int](), LoopShare()
 
     def show(start: int, stop: int) -> dict[str, list[int]]:
@@ -144,15 +140,11 @@ def test_readers_of_long_lists_share_the_turns_of_the_loop():
         await response({"type": "http", "headers": []}, receive, send)
         return b"".join(sent)
 
-    async def read_all() -> list[bytes]:
-        nonlocal turn
-        working = asyncio.gather(*(read() for _ in range(30)))
-        while not working.done():
-            turn += 1
-            await asyncio.sleep(0)
-        return working.result()
-
-    for body in asyncio.run(read_all()):
+    working = asyncio.gather(*(read() for _ in range(30)))
+    while not working.done():
+        turn += 1
+        await asyncio.sleep(0)
+    for body in working.result():
         first, second = json.loads(body)
         assert first == {"ids": [0, 1, 2], "names": ["0", "1", "2"]}
         assert second == {"ids": [0, 1, 2, 3, 4], "names": ["0", "1", "2", "3", "4"], "end": None}
@@ -299,10 +291,8 @@ async def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
     response = await respond_with_events(HttpRequest(scope, receive), events(), named=named)
     await response(scope, receive, send)
-    assert b"secret" not in b"".join(sent)
-    assert b"internal error" in sent[1]
-    assert (b"event: error" in sent[1]) == named
-    assert sent[2] == (b"" if named else b"data: [DONE]\n\n")
+    assert b"secret" not in b"".join(sent) and b"internal error" in sent[1]
+    assert (b"event: error" in sent[1]) == named and sent[2] == (b"" if named else b"data: [DONE]\n\n")
     [record] = caplog.records
     assert record.exc_info is not None
 

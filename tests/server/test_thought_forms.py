@@ -231,8 +231,7 @@ class TestResponses:
         counted = scripted.openai().responses.input_tokens.count(input="hi", **asked)
         assert counted.input_tokens == made.usage.input_tokens
         self.ask(scripted, reasoning={"effort": "high"}, extra_body={"thinking_budget": 5})
-        assert scripted.prompt.endswith("assistant\n")
-        assert scripted.request.thought_limit.max_tokens == 5
+        assert scripted.prompt.endswith("assistant\n") and scripted.request.thought_limit.max_tokens == 5
         self.ask(scripted, extra_body={"thinking_budget": -1})
         assert scripted.request.thought_limit is None
 
@@ -332,10 +331,8 @@ def test_the_own_tokens_of_an_answer_are_without_its_thoughts(tmp_path):
         assert answer.text == "ab"
         return list(own_tokens(answer, tokenizer, has_thoughts=True))
 
-    assert tokens("<think>\nab\n</think>\n\n", a, b) == [a, b]
-    assert tokens("", a, b) == [a, b]
-    assert tokens("<think></think>", a, b) == [a, b]
-    assert tokens("<think>\nab\n</think>\n", merged, b) == []
+    assert tokens("<think>\nab\n</think>\n\n", a, b) == [a, b] and tokens("", a, b) == [a, b]
+    assert tokens("<think></think>", a, b) == [a, b] and tokens("<think>\nab\n</think>\n", merged, b) == []
 
 
 class TestMessages:
@@ -477,5 +474,4 @@ def test_what_only_a_template_can_do_has_no_effect_where_it_does_not(forgetful, 
 
 @pytest.mark.parametrize("word", ["", "foreign", "jsg1.é", "jsg1.a", "jsg1._w=="])
 def test_only_what_this_server_sealed_is_read(word):
-    assert unsealed(sealed("why é\n")) == "why é\n"
-    assert unsealed(word) is None
+    assert unsealed(sealed("why é\n")) == "why é\n" and unsealed(word) is None

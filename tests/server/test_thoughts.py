@@ -10,6 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from jsg.constrained.compiler import compile_tables
 from jsg.errors import GrammarError
 from jsg.server.http.field_rules import HEADER
+from jsg.speech.answers.thoughts import Markers
 from jsg.speech.rules.thought_grammar import after_thoughts
 from jsg.types import GrammarSpec
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
@@ -51,9 +52,12 @@ def thoughtless(tmp_path_factory: pytest.TempPathFactory) -> ScriptedServer:
 
 
 @pytest.fixture(autouse=True)
-def _plain(scripted: ScriptedServer) -> None:
-    scripted.reset()
-    scripted.engine.answer = SAID
+def _plain(request: pytest.FixtureRequest) -> None:
+    """Of tests that use that server; the others run once and not for each kind of marker."""
+    if "scripted" in request.fixturenames:
+        scripted = request.getfixturevalue("scripted")
+        scripted.reset()
+        scripted.engine.answer = SAID
 
 
 def post(scripted: ScriptedServer, **fields: Any):
@@ -120,8 +124,7 @@ class TestSplit:
     def test_an_answer_without_thoughts(self, scripted):
         scripted.engine.answer = "so <think>"
         message = message_of(scripted)
-        assert message["reasoning_content"] is None
-        assert message["content"].startswith("so")
+        assert message["reasoning_content"] is None and message["content"].startswith("so")
 
     def test_a_continued_message_has_none(self, scripted):
         messages = [*HI, {"role": "assistant", "content": "and"}]
@@ -200,8 +203,7 @@ class TestWishes:
     )
     def test_contradictions_are_refused(self, scripted, fields, param):
         response = post(scripted, **fields)
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == param
+        assert response.status_code == 400 and response.json()["error"]["param"] == param
 
     def test_a_variable_and_a_field_that_agree(self, tmp_path):
         write_byte_tokenizer(tmp_path, TEMPLATE + "{{ reasoning_effort }}")
@@ -328,7 +330,7 @@ class TestHistory:
 )
 def test_a_grammar_behind_thoughts_is_read_as_it_is_alone(kind, text, said):
     spec = GrammarSpec(kind, text)
-    behind = after_thoughts(spec, "<think>", "</think>", "\n", is_inside=False, special_tokens=())
+    behind = after_thoughts(spec, Markers("<think>", "</think>", gap="\n"), is_inside=False, special_tokens=())
     with pytest.raises(GrammarError, match=said) as alone:
         compile_tables(spec)
     with pytest.raises(GrammarError) as found:

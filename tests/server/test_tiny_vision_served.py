@@ -81,5 +81,4 @@ def test_questions_about_one_picture_share_it(server, pasted, stated):
 
 def test_the_model_says_that_it_sees(server):
     info = server.http.get("/get_model_info").json()
-    assert info["modalities"] == ["text", "image"]
-    assert info["model_path"] == "tiny-vision"
+    assert info["modalities"] == ["text", "image"] and info["model_path"] == "tiny-vision"

@@ -24,8 +24,7 @@ def detokenize(http: httpx.Client, **body: object) -> httpx.Response:
 def test_there_and_back(http: httpx.Client, prefix: str):
     text = "Hé, <b>\n\t日本"
     made = http.post(f"{prefix}/tokenize", json={"model": "fake", "prompt": text}).json()
-    assert made["count"] == len(made["tokens"]) == len(text.encode())
-    assert made["max_model_len"] == 1024
+    assert made["count"] == len(made["tokens"]) == len(text.encode()) and made["max_model_len"] == 1024
     assert made["token_strs"] is None
     back = http.post(f"{prefix}/detokenize", json={"model": "fake", "tokens": made["tokens"]}).json()
     assert back == {"text": text, "prompt": text}
@@ -107,8 +106,7 @@ def test_what_cannot_be_encoded_is_named(http: httpx.Client, body: dict, param: 
 )
 def test_what_is_no_list_of_tokens_is_named(http: httpx.Client, tokens: object):
     response = detokenize(http, tokens=tokens)
-    assert response.status_code == 400
-    assert "tokens" in response.json()["error"]["message"]
+    assert response.status_code == 400 and "tokens" in response.json()["error"]["message"]
 
 
 def test_another_model_is_a_404(http: httpx.Client):

@@ -87,8 +87,7 @@ def test_calls_of_kimi_have_the_ids_that_the_model_writes(servers: dict[str, Scr
 def test_calls_of_mistral_have_the_ids_that_some_models_write(servers: dict[str, ScriptedServer]) -> None:
     answer = written("mistral_args", [CALL, CALL]).replace("[ARGS]", "[CALL_ID]aB3456789[ARGS]", 1)
     message = ask(servers["mistral_args"], answer, tools=[WEATHER])["message"]
-    assert message["tool_calls"][0]["id"] == "aB3456789"
-    assert len(message["tool_calls"][1]["id"]) == 9
+    assert message["tool_calls"][0]["id"] == "aB3456789" and len(message["tool_calls"][1]["id"]) == 9
     machine = machine_of(structural_tag_grammar(servers["mistral_args"].sampling.grammar.text))
     assert accepts(machine, spelled(answer, "mistral_args"))
     assert not accepts(machine, spelled(answer.replace("aB3456789", "aB345678"), "mistral_args"))
@@ -158,8 +157,7 @@ class TestHeaders:
             machine = machine_of(structural_tag_grammar(server.sampling.grammar.text))
             text = b'{"city": "Bern"}'
             head = special_bytes("<|channel|>") + b"final" + special_bytes("<|message|>")
-            assert accepts(machine, head + text)
-            assert not accepts(machine, text)
+            assert accepts(machine, head + text) and not accepts(machine, text)
         wrong = {"type": "json_schema", "json_schema": {"name": "form", "schema": {"pattern": r"(x)\1"}}}
         ask(server, self.FINAL, response_format=wrong)
         with pytest.raises(GrammarError) as refused:

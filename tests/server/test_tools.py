@@ -113,8 +113,7 @@ class TestWhatTheModelIsHeldTo:
 
     def test_none(self, scripted):
         choice = ask(scripted, tool_choice="none")
-        assert scripted.sampling.grammar is None
-        assert "<tool>" not in scripted.prompt
+        assert scripted.sampling.grammar is None and "<tool>" not in scripted.prompt
         assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
         assert "tool_calls" not in choice["message"]
 
@@ -282,8 +281,7 @@ class TestRefusals:
             structural_tag_grammar(scripted.sampling.grammar.text)
         scripted.engine.failure = refused.value
         error = refusal(scripted, tools=[CLOCK, WEATHER], **form)
-        assert error["param"] == field
-        assert error["message"].startswith(f"{field} is not valid: {said}")
+        assert error["param"] == field and error["message"].startswith(f"{field} is not valid: {said}")
 
 
 class TestAnswers:
@@ -336,8 +334,7 @@ class TestAnswers:
         scripted.engine.answer = answer
         choice = ask(scripted, stop="see")
         assert (choice["message"]["content"], choice["finish_reason"]) == (content, reason)
-        assert len(choice["message"].get("tool_calls", ())) == num_calls
-        assert choice["matched_stop"] == "see"
+        assert len(choice["message"].get("tool_calls", ())) == num_calls and choice["matched_stop"] == "see"
         pieces = stream(scripted, stop="see")
         assert "".join(piece["delta"].get("content") or "" for piece in pieces) == content
         assert pieces[-1]["finish_reason"] == reason
@@ -411,8 +408,7 @@ class TestConversations:
     def test_texts_of_tools_stay_texts(self, scripted):
         tool = {"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}
         ask(scripted, tools=[tool])
-        assert scripted.prompt.count("<|im_end|>") == 2
-        assert scripted.request.input_ids.count(257) == 1
+        assert scripted.prompt.count("<|im_end|>") == 2 and scripted.request.input_ids.count(257) == 1
 
     def test_the_prompts_tokens_are_told(self, scripted):
         ask(scripted)

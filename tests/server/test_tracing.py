@@ -251,8 +251,7 @@ def test_the_end_sends_what_waits_and_a_path_is_added(make_server: ServerMaker):
             post(server, "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1}}, f"r{i}")
         server.terminate()
         assert server.join() is None
-        assert len(collector.spans) == 20
-        assert set(collector.paths) == {"/v1/traces"}
+        assert len(collector.spans) == 20 and set(collector.paths) == {"/v1/traces"}
 
 
 @pytest.mark.slow
@@ -300,8 +299,7 @@ class TestEndpoint:
     def test_the_server_ends_with_the_error(self, make_server: ServerMaker):
         with make_server(server={"otlp_traces_endpoint": "nowhere"}, wait=False) as server:
             error = server.join()
-        assert isinstance(error, ConfigError)
-        assert "--otlp-traces-endpoint" in str(error)
+        assert isinstance(error, ConfigError) and "--otlp-traces-endpoint" in str(error)
 
 
 class TestTraceparent:
@@ -350,8 +348,7 @@ class TestTraceparent:
         assert self.parse(value) is None
 
     def test_none_and_two_are_nothing(self):
-        assert self.parse() is None
-        assert self.parse(SAMPLED, SAMPLED) is None
+        assert self.parse() is None and self.parse(SAMPLED, SAMPLED) is None
 
     def test_the_state_is_carried_up_to_its_limit(self):
         kept = self.parse(SAMPLED, state="a=1")

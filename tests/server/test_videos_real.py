@@ -1,7 +1,6 @@
 """The file of a video on a real engine: however it comes, the same prompt, the same tokens, its frames encoded once."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -178,19 +177,6 @@ def test_a_chat_a_program_and_its_messages_are_one_prompt(server, engine, film):
     assert told(ask.run(film, backend=engine)) == (answer, num_tokens, 0)
 
 
-def test_a_program_sent_whole_brings_its_video(server, engine, film):
-    graph = json.loads(ask.compile().to_json())
-    before = num_encoded(server.stats())
-    answers = []
-    for source in (base64_of(film), write_base64(frames_of(film))):
-        video = {"video": source, "media_type": "video/mp4", "num_frames": NUM_FRAMES}
-        response = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"film": video}})
-        assert response.status_code == 200, response.text
-        answers.append(response.json()["variables"]["answer"])
-    assert num_encoded(server.stats()) == before + NUM_FRAMES
-    assert answers == [told(ask.run(film, backend=engine))[0]] * 2
-
-
 def test_other_numbers_of_frames_are_other_prompts(engine, film):
     before = num_encoded(engine.get_server_info())
     lens = []
@@ -199,27 +185,6 @@ def test_other_numbers_of_frames_are_other_prompts(engine, film):
         lens.append(answer["meta_info"]["prompt_tokens"] - len("ab"))
     assert lens == [FRAME_TOKENS * shown for shown in (8, 2, 12, 12)], "8 where nobody says how many"
     assert num_encoded(engine.get_server_info()) == before + 8 + 2 + 12
-
-
-def test_two_videos_are_seen_in_their_order(server, engine, films):
-    """One behind the other shares its tokens with the first alone; turned around, nothing but the text before both."""
-    first, second = map(base64_of, films)
-    before = num_encoded(server.stats())
-    lead = len("a") + NUM_FRAMES * FRAME_TOKENS + len("b")
-    asked = {"num_frames": NUM_FRAMES, "text": "a<video>b<video>"}
-    generate(server, text=TEXT, video_data=first, num_frames=NUM_FRAMES)
-    both = generate(server, **asked, video_data=[first, second])
-    turned = generate(server, **asked, video_data=[second, first])
-    assert both["meta_info"]["cached_tokens"] == lead
-    assert turned["meta_info"]["cached_tokens"] == len("a")
-    assert both["output_ids"] != turned["output_ids"]
-    by_parts = generate(server, prompt=["a", part(films[0]), "b", part(films[1])])
-    assert by_parts["output_ids"] == both["output_ids"]
-    assert by_parts["meta_info"]["cached_tokens"] == by_parts["meta_info"]["prompt_tokens"] - 1
-    assert num_encoded(server.stats()) == before + 2 * NUM_FRAMES
-    for videos, expected in ((films, both), (films[::-1], turned)):
-        inside = engine.generate(asked["text"], SAMPLING, video_data=list(videos), num_frames=NUM_FRAMES)
-        assert inside["output_ids"] == expected["output_ids"]
 
 
 def test_a_picture_between_videos_is_seen_there(server, engine, films):

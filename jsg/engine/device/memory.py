@@ -201,16 +201,19 @@ def _kept_numbers(layer: LayerSpec, width: int, products: int, num_devices: int)
 
     Experts read copies of the token, which every device has whole; the product in a shared expert may be there beside
     them. Latent attention keeps the queries as they are made, the part of them that is moved into the space of rows,
-    and that beside the other part. The gated delta rule keeps projections before and after their convolution, two rows
-    of float32 for each head, and outputs before and after their norm, beside the stream and what is normed of it. A
-    selective scan keeps its projections, and outputs in float32 before and after their gates.
+    and that beside the other part. Linear attention keeps projections before and after their convolution, and a row for
+    each head. The gated delta rule has a second one, and outputs before and after their norm, beside the stream and
+    what is normed of it; with decays by channel outputs once, and before them three operands that decayed, in two
+    parts. A selective scan has outputs in float32 before and after their gates.
     """
     attention, kept = layer.attention, 0
     if isinstance(attention, DeltaSpec):
-        of_heads = attention.heads * (3 * attention.value_dim + 2 * 2 * QUERY_TILE)
-        kept = (2 * attention.mixed + of_heads) // num_devices + 4 * width
+        keys, values = attention.key_dim, attention.value_dim
+        of_head = 2 * 2 * QUERY_TILE + (3 * 2 * keys + values if attention.gate_rank else 3 * values)
+        kept = (2 * attention.mixed + attention.heads * of_head) // num_devices + 4 * width
     if isinstance(attention, MambaSpec):
-        kept = (attention.mixed + 5 * attention.heads * attention.value_dim) // num_devices
+        of_heads = attention.heads * (5 * attention.value_dim + 2 * QUERY_TILE)
+        kept = (2 * attention.mixed + of_heads) // num_devices
     if isinstance(attention, LatentSpec):
         of_head = 2 * attention.rank + 2 * attention.rope_dim + attention.plain_dim
         kept = attention.heads * of_head // num_devices

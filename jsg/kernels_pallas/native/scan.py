@@ -18,7 +18,7 @@ from jsg.kernels_pallas.native.emit import LANES, Function, Value
 from jsg.kernels_pallas.native.library import registered
 from jsg.kernels_pallas.native.tiles import load_number, load_panel
 from jsg.kernels_pallas.reference_convolution import last_inputs
-from jsg.kernels_pallas.reference_delta import convolved, steps
+from jsg.kernels_pallas.reference_delta import convolved, gates
 
 RANKS = (3, 2, 2, 1, *(1,) * len(Pieces._fields), 4, 3, 4)
 
@@ -47,7 +47,7 @@ def selective_scan(
     if keys % LANES or values % LANES:
         raise NotImplementedError(f"the CPU's kernel takes queries and values of a multiple of {LANES} numbers")
     shape, mixed = _Shape(heads // joint.shape[1], keys, values), joint[..., : weights.taps.shape[2]]
-    read = (convolved(mixed, weights, cache, pieces), *steps(raw_steps, weights), weights.skip, *pieces)
+    read = (convolved(mixed, weights, cache, pieces), *gates(raw_steps, weights), weights.skip, *pieces)
     shapes = [jax.ShapeDtypeStruct(size, "float32") for size in ((len(joint), heads, values), cache.states.shape)]
     name = registered("jsg_scan_" + "_".join(map(str, shape)), functools.partial(_emit, shape))
     out, states = jax.ffi.ffi_call(name, shapes, input_output_aliases={len(read): 1})(*read, cache.states)

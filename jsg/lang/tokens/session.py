@@ -21,9 +21,7 @@ from jsg.lang.words.ir import GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs,
 from jsg.lang.words.patterns import DTYPE_PATTERNS
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.prompt_ids import PromptIds, join_ids
-from jsg.speech.answers.thoughts import MARKER_TOKENS, Markers
-from jsg.speech.rules.thought_grammar import after_thoughts
-from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
+from jsg.speech.rules.thought_grammar import behind_thoughts
 
 _SAMPLING_NAMES = {name: p.name for name, p in GEN.items() if p.role in ("sampling", "grammar")}
 """The names of `SamplingParams`, by those of `SamplingArgs`."""
@@ -91,7 +89,7 @@ class TokenSession:
         """
         sampling, reports = sampling_of(gen.args, has_thoughts=gen.markers is not None), reports_of(gen.args)
         if gen.markers is not None:
-            sampling = _after_thoughts(sampling, gen.markers)
+            sampling = behind_thoughts(sampling, gen.markers)
         await self._begin_content(is_reply=True)
         prompt = await self._resolve()
         call = TokenCall(prompt=prompt, sampling=sampling, reports=reports)
@@ -393,30 +391,6 @@ def sampling_of(args: SamplingArgs, *, has_thoughts: bool = False) -> dict[str, 
     if args.dtype in ("int", "float") and not has_thoughts:
         sampling["stop"] = (*sampling.get("stop", ()), *_NUMBER_STOPS)
     return sampling
-
-
-def _after_thoughts(sampling: dict[str, Any], markers: Markers) -> dict[str, Any]:
-    """The parameters of an output that may begin with thoughts, of those of the answer behind them.
-
-    Special tokens stay in its text, because the markers may be some.
-    """
-    names = (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)
-    others = {name: value for name, value in sampling.items() if name not in names}
-    others.setdefault("skip_special_tokens", False)
-    grammar = SamplingParams.from_dict({name: sampling[name] for name in names if name in sampling}).grammar
-    if not isinstance(grammar, GrammarSpec):
-        return others
-    whole = after_thoughts(
-        grammar,
-        markers.begin,
-        markers.end,
-        markers.gap,
-        markers.header,
-        is_inside=markers.starts_inside,
-        special_tokens=MARKER_TOKENS,
-        is_sure=False,
-    )
-    return others | {name: sampling[name] for name in GRAMMAR_OPTIONS if name in sampling} | {whole.kind: whole.text}
 
 
 def reports_of(args: SamplingArgs) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What clients send to Anthropic's `/v1/messages`."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationInfo, model_validator
@@ -9,7 +8,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.processing.snapshot_points import PlacedText, joined_text
-from jsg.server.http.body import Body, Checked, check_fields, client_names
+from jsg.server.http.body import Body, Checked, ClientNames, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.shared.constraint import (
@@ -393,9 +392,9 @@ class CountTokensBody(Body):
         effort = None if self.output_config is None else self.output_config.effort
         return asked if effort is None else asked | {"output_config.effort": Asked(ThoughtWish(effort=effort))}
 
-    def client_names(self) -> AbstractContextManager[None]:
-        """A RequestError that is raised inside names fields as the client knows them."""
-        return client_names(CLIENT_NAMES, grammar=field_of(self.constraint()))
+    def client_names(self) -> ClientNames:
+        """As `Body.client_names`."""
+        return ClientNames(CLIENT_NAMES, grammar=field_of(self.constraint()))
 
     @property
     def is_continued(self) -> bool:

@@ -43,24 +43,23 @@ async def create_message(
     """Answers a conversation; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
-    with body.client_names():
-        plan = body.plan(front.speech)
-        namespace = call.caller.namespace(body.cache_salt, body.extra_key)
-        prompt = Prompt(
-            rid=f"msg_{new_rid()}",
-            **(await _encode(body, num_bytes, rules, front, plan, namespace)).fields,
-            sampling=body.to_sampling(plan),
-            is_continued=body.is_continued,
-            namespace=namespace,
-            priority=body.priority or 0,
-        )
-        prompt = plan.ready(prompt, rules.pass_over, only_complete=not body.stream)
-        generation = await begin(request, front, call, [prompt])
-        blocks = _Blocks(body.thought_display)
-        if body.stream:
-            events = _events(generation, blocks, front.model_name)
-            return await respond_with_events(request, events, named=True)
-        await until_disconnect(request, generation.complete())
+    plan = body.plan(front.speech)
+    namespace = call.caller.namespace(body.cache_salt, body.extra_key)
+    prompt = Prompt(
+        rid=f"msg_{new_rid()}",
+        **(await _encode(body, num_bytes, rules, front, plan, namespace)).fields,
+        sampling=body.to_sampling(plan),
+        is_continued=body.is_continued,
+        namespace=namespace,
+        priority=body.priority or 0,
+    )
+    prompt = plan.ready(prompt, rules.pass_over, only_complete=not body.stream)
+    generation = await begin(request, front, call, [prompt])
+    blocks = _Blocks(body.thought_display)
+    if body.stream:
+        events = _events(generation, blocks, front.model_name)
+        return await respond_with_events(request, events, named=True)
+    await until_disconnect(request, generation.complete())
     [answer] = generation.answers
     found = answer.parsed
     content = blocks.thoughts_of(answer)
@@ -77,10 +76,9 @@ async def count_tokens(
 ) -> Response:
     """Counts the tokens of the prompt."""
     front.check_model(body.model)
-    with body.client_names():
-        plan = body.plan(front.speech)
-        encoded = await _encode(body, num_bytes, rules, front, plan, caller.namespace(), names_points=False)
-        return json_response({"input_tokens": len(encoded.input_ids)})
+    plan = body.plan(front.speech)
+    encoded = await _encode(body, num_bytes, rules, front, plan, caller.namespace(), names_points=False)
+    return json_response({"input_tokens": len(encoded.input_ids)})
 
 
 async def _encode(
@@ -99,12 +97,11 @@ async def _encode(
 
     return await front.media.chat(
         front.chat,
+        plan,
         turns,
         num_bytes,
         namespace=namespace,
-        continue_final_message=plan.is_continued,
         template_kwargs=template_wishes(plan, body.asked_of_thoughts, rules),
-        tools=plan.shown_tools,
         names_points=names_points,
     )
 

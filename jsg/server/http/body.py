@@ -1,8 +1,8 @@
 """The base of all request bodies."""
 
-import contextlib
+import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from jsg.errors import GrammarError, RequestError, whole
+from jsg.errors import GrammarError, JsgError, RequestError, whole
 from jsg.server.http.field_rules import FieldRules
 from jsg.types import GRAMMAR_FIELDS
 
@@ -48,6 +48,29 @@ type Prompts = str | TokenIds | Checked[str] | Checked[TokenIds]
 type Rid = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClientNames:
+    """What the client of an interface calls the fields that errors name.
+
+    Attributes:
+        names: Our name of a field → the client's name.
+        params: As `names`, for the faulty field only and not for the message.
+        grammar: The field that brought the grammar. A grammar of several parts tells of some which field brought them.
+    """
+
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    params: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    grammar: str | None = None
+
+    def give(self, error: JsgError) -> None:
+        """Makes an error show these names."""
+        if self.grammar and isinstance(error, GrammarError) and error.param in (None, *GRAMMAR_FIELDS):
+            error.param = error.field = error.field or self.grammar
+        if isinstance(error, RequestError):
+            error.names = {**self.names, **error.names}
+            error.param = {**self.names, **self.params}.get(str(error.param), error.param)
+
+
 class Body(BaseModel):
     """A JSON object with known fields only, exact types and finite numbers."""
 
@@ -64,6 +87,9 @@ class Body(BaseModel):
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {}
     """Field below that clients send and that changes nothing here → the reason."""
+
+    ERROR_NAMES: ClassVar[ClientNames] = ClientNames()
+    """What `client_names` gives where that does not depend on the fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,6 +119,10 @@ class Body(BaseModel):
             return False
         one_of = [each for each in (field.annotation, *get_args(field.annotation)) if get_origin(each) is Literal]
         return bool(one_of) and data["type"] not in get_args(one_of[0])
+
+    def client_names(self) -> ClientNames:
+        """What the client calls the fields that errors name."""
+        return self.ERROR_NAMES
 
     @classmethod
     @functools.cache
@@ -129,27 +159,6 @@ def is_off(value: object) -> bool:
     Clients that send every field they know send such values for fields that they do not use. Zero may ask for more.
     """
     return value is None or value is False or value in ("", [], {})
-
-
-@contextlib.contextmanager
-def client_names(
-    names: Mapping[str, str], params: Mapping[str, str] | None = None, grammar: str | None = None
-) -> Iterator[None]:
-    """A RequestError that is raised inside names fields as the client knows them.
-
-    Args:
-        names: Our name of a field → the client's name.
-        params: As `names`, for the faulty field only and not for the message.
-        grammar: The field that brought the grammar. A grammar of several parts tells of some which field brought them.
-    """
-    try:
-        yield
-    except RequestError as error:
-        if isinstance(error, GrammarError) and error.param in (None, *GRAMMAR_FIELDS):
-            error.param = error.field = error.field or grammar or error.param
-        error.names = {**names, **error.names}
-        error.param = {**names, **(params or {})}.get(str(error.param), error.param)
-        raise
 
 
 def is_prompt_list(given: str | list[int] | list[str] | list[list[int]]) -> bool:

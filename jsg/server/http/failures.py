@@ -9,7 +9,7 @@ and some in the other.
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -41,6 +41,7 @@ from jsg.errors import (
     TimeLimitError,
 )
 from jsg.server.caller import state_of
+from jsg.server.http.body import ClientNames
 from jsg.server.http.validation import describe_invalid
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
@@ -158,8 +159,11 @@ class Refusal:
     param: str | None = None
 
     @classmethod
-    def of(cls, error: JsgError) -> "Refusal":
-        """What a client is told of an error."""
+    def of(cls, error: JsgError, state: Mapping[str, Any]) -> "Refusal":
+        """What a client is told of an error, which from now on has the names of the request with this state."""
+        names: ClientNames | None = state.get("client_names")
+        if names is not None:
+            names.give(error)
         status, kind = status_of(error), type(error)
         code = OPENAI_CODES_OF.get(kind) or OPENAI_CODES.get(status) or LOG_CODES.get(kind) or _name_of(status)
         return cls(status, code, str(error), getattr(error, "param", None))
@@ -167,7 +171,8 @@ class Refusal:
 
 def told_error(scope: Scope, error: JsgError) -> dict[str, Any]:
     """The body of an error as the client gets it, which the state of the request keeps."""
-    state_of(scope).setdefault("refusal", Refusal.of(error))
+    state = state_of(scope)
+    state.setdefault("refusal", Refusal.of(error, state))
     return _full(scope, error_body(scope["path"], error))
 
 

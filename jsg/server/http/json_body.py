@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from jsg.errors import RequestError, place_name
 from jsg.server.caller import caller_of, state_of
-from jsg.server.http.body import CHUNK
+from jsg.server.http.body import CHUNK, Body
 from jsg.server.http.call_route import CallRoute
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.field_rules import HEADER, FieldRules, log_new
@@ -132,7 +132,8 @@ class JsonRoute(CallRoute):
             else:
                 threads: TextThreads = request.app.state.door.threads
                 content = await threads.run(validate, len(raw))
-            state_of(request.scope).update(body_bytes=len(raw), field_rules=rules)
+            names = content.client_names() if isinstance(content, Body) else None
+            state_of(request.scope).update(body_bytes=len(raw), field_rules=rules, client_names=names)
             answering = answer(_ReadRequest(request, raw, content))
             # Long texts and pictures wait in queues, and those of a client that has left must not make others wait. A
             # short body may name a picture that takes long.

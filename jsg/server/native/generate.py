@@ -13,7 +13,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
-from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_prompt_list
+from jsg.server.http.body import Body, Checked, ClientNames, Rid, TokenIds, is_prompt_list
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
@@ -175,6 +175,11 @@ class GenerateBody(Body):
         Any, Only(({"include_usage": True}, {"include_usage": False}), "meta_info always has the numbers of tokens")
     ] = None
 
+    def client_names(self) -> ClientNames:
+        """As `Body.client_names`."""
+        given = "input_ids" if self.input_ids is not None else "text" if self.prompt is None else "prompt"
+        return ClientNames({"input_ids": given})
+
     @property
     def thought_wish(self) -> ThoughtWish | None:
         """What the client wants of thoughts; None where they are text like any other."""
@@ -207,9 +212,7 @@ async def generate(
     generator = front.generator
     prompts, is_list, encoded = await _prompts(body, call, front)
     prompts = await _thinking(body, prompts, call, front, rules)
-    given = "input_ids" if body.input_ids is not None else "prompt" if encoded is not None else "text"
-    with client_names({"input_ids": given}):
-        generation = await begin(request, front, call, prompts)
+    generation = await begin(request, front, call, prompts)
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
 

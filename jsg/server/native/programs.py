@@ -174,7 +174,8 @@ class _Program:
             with waiting(WaitReason.GRAMMAR):
                 tables = await front.client.grammars.patterns(PatternSet("matches", patterns), owner)
         except GrammarError as error:
-            node = self._pattern_nodes.get(error.param or "")  # None where all of them are to blame
+            is_of_all = error.param == "matches"
+            node = None if is_of_all else self._pattern_nodes.get(error.param or "")
             place = "" if node is None else f"{describe(node)}: "
             raise GraphError(f"{place}{error}", param="graph") from None
         return TextPatterns(patterns, tables)

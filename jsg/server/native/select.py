@@ -1,7 +1,7 @@
 """`/select`: scores several texts that may come next, and chooses one of them."""
 
 import dataclasses
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fastapi import Request
 from pydantic import Field
@@ -14,7 +14,7 @@ from jsg.processing.parts import Part, TextPart
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS
-from jsg.server.http.body import Body, Checked, Rid, client_names
+from jsg.server.http.body import Body, Checked, ClientNames, Rid
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
@@ -36,6 +36,8 @@ router = new_router()
 
 class SelectBody(Body):
     """What `/select` takes: a prompt and the texts that may come next."""
+
+    ERROR_NAMES: ClassVar[ClientNames] = ClientNames({"input_ids": "prompt"})
 
     prompt: str | PromptParts = Field(
         description="A text, in which written special tokens count as special tokens, or a list of parts as in "
@@ -88,8 +90,7 @@ async def select(body: SelectBody, request: Request, call: CurrentCall, front: R
     unconditional = bool(body.unconditional) or (
         body.method is not None and method_named(body.method).needs_unconditional
     )
-    with client_names({"input_ids": "prompt"}):
-        scored = await until_disconnect(request, model.score(parts, tuple(body.choices), unconditional=unconditional))
+    scored = await until_disconnect(request, model.score(parts, tuple(body.choices), unconditional=unconditional))
     return json_response(_shown(scored) | _chosen(body, scored))
 
 

@@ -1,7 +1,7 @@
 """`/v1/systemone`: the decisions of `/v1/decisions` in the form of TypeSafe's System One."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request
 from pydantic import Field
@@ -12,10 +12,10 @@ from jsg.lang.words import decisions
 from jsg.lang.words.decisions import MAX_LABELS, MAX_QUESTIONS, Decision, Question, check_labels
 from jsg.server.caller import CurrentCall
 from jsg.server.front import ReadyFront
-from jsg.server.http.body import Body, Checked
+from jsg.server.http.body import Body, Checked, ClientNames
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
-from jsg.server.shared.deciding import Input, as_text, decide_all
+from jsg.server.shared.deciding import Input, as_text, decide_all, names_of_input
 from jsg.server.shared.fields import CACHE_SALT, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY
 
 _JSON = "What is no text is read as JSON."
@@ -70,6 +70,8 @@ class SystemOneQuestion(Body):
 
 class SystemOneBody(Body):
     """What `/v1/systemone` takes: a state, and named questions about it."""
+
+    ERROR_NAMES: ClassVar[ClientNames] = names_of_input("state")
 
     state: Content = Field(description=f"What the questions are about. {_JSON}")
     questions: Annotated[dict[str, SystemOneQuestion], Field(min_length=1, max_length=MAX_QUESTIONS)] = Field(

@@ -23,7 +23,8 @@ from jsg.server.shared.fields import MODEL
 from jsg.server.shared.harmless import template_variables
 from jsg.server.shared.messages import Message
 from jsg.server.shared.tools import ChatTool
-from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, ToolUse
+from jsg.speech.reply_plan import ReplyPlan
+from jsg.speech.rules.tool_use import MAX_TOOLS, Choice
 
 type NotEmpty[T] = Annotated[Checked[T], Field(min_length=1)]
 
@@ -158,16 +159,15 @@ async def _encode_messages(
     body: TokenizeBody, messages: list[Message], num_bytes: int, rules: FieldRules, caller: Caller, front: Front
 ) -> list[int]:
     given = [tool.function.tool(f"tools[{i}].function") for i, tool in enumerate(body.tools or ())]
-    tools = ToolUse.of(given, Choice(), front.speech)
+    plan = ReplyPlan(front.speech, is_continued=bool(body.continue_final_message)).with_tools(given, Choice())
     encoded = await front.media.chat(
         front.chat,
+        plan,
         lambda: [message.to_template(front.chat.template, rules) for message in messages],
         num_bytes,
         namespace=caller.namespace(),
         add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
         template_kwargs=template_variables(body.chat_template_kwargs, front.chat.template.variables, rules),
-        tools=None if tools is None else tools.shown,
         names_points=False,
     )
     return list(encoded.input_ids)

@@ -1,7 +1,6 @@
 """The fields that chat completions and completions share."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -10,7 +9,7 @@ from jsg.errors import RequestError
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
 from jsg.server.generation import new_rid
-from jsg.server.http.body import Body, Rid, client_names
+from jsg.server.http.body import Body, ClientNames, Rid
 from jsg.server.openai.response_format import CHOICES, OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
 from jsg.server.shared.constraint import (
     AdditionalPropertiesOption,
@@ -196,9 +195,9 @@ class OpenAIBody(with_sampling(Body, "openai")):
             **others,
         )
 
-    def own_names(self) -> AbstractContextManager[None]:
-        """A RequestError that is raised inside names fields as the client knows them."""
-        return client_names(self._names(), self._params(), field_of(self.constraint()))
+    def client_names(self) -> ClientNames:
+        """As `Body.client_names`."""
+        return ClientNames(self._names(), self._params(), field_of(self.constraint()))
 
     def _names(self) -> dict[str, str]:
         return {**self.NAMES, "input_ids": self.PROMPT}

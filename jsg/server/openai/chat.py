@@ -350,24 +350,23 @@ async def chat_completions(
     """Answers a conversation `n` times; with `stream` it sends events."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
-    with body.own_names():
-        plan = body.plan(front.speech)
-        prompt = plan.ready(await _prompt(body, num_bytes, rules, call, front, plan), rules.pass_over)
-        generation = await begin(request, front, call, [prompt])
-        names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        return await respond(
-            request,
-            front,
-            body,
-            generation,
-            [
-                ChatChoice(index, answer, names, wish=plan.wish, is_old=bool(body.functions))
-                for index, answer in enumerate(generation.answers)
-            ],
-            head_of(prompt.rid, front) | {"service_tier": None},
-            kind="chat.completion",
-            event_kind="chat.completion.chunk",
-        )
+    plan = body.plan(front.speech)
+    prompt = plan.ready(await _prompt(body, num_bytes, rules, call, front, plan), rules.pass_over)
+    generation = await begin(request, front, call, [prompt])
+    names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    return await respond(
+        request,
+        front,
+        body,
+        generation,
+        [
+            ChatChoice(index, answer, names, wish=plan.wish, is_old=bool(body.functions))
+            for index, answer in enumerate(generation.answers)
+        ],
+        head_of(prompt.rid, front) | {"service_tier": None},
+        kind="chat.completion",
+        event_kind="chat.completion.chunk",
+    )
 
 
 @router.post("/v1/chat/completions/render")
@@ -377,9 +376,8 @@ async def render_chat_completions(
     """Gives the tokens of the prompt and generates nothing, for routers that look for them in caches."""
     front.check_model(body.model)
     call = ApiCall(caller=caller, route="/v1/chat/completions")
-    with body.own_names():
-        plan = body.plan(front.speech)
-        shown = rendered(await _prompt(body, num_bytes, rules, call, front, plan))
+    plan = body.plan(front.speech)
+    shown = rendered(await _prompt(body, num_bytes, rules, call, front, plan))
     return await respond_in_pieces(json_pieces(shown), functools.partial(front.generator.share.turn, caller.tenant))
 
 
@@ -390,13 +388,12 @@ async def _prompt(
     kwargs = body.template_kwargs(plan, rules)
     encoded = await front.media.chat(
         front.chat,
+        plan,
         lambda: [message.to_template(template, rules) for message in body.messages],
         num_bytes,
         namespace=call.caller.namespace(body.cache_salt, body.extra_key),
         add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=plan.is_continued,
         template_kwargs=kwargs,
-        tools=plan.shown_tools,
     )
     limit = body.max_new_tokens
     if limit is None:

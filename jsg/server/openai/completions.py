@@ -175,39 +175,37 @@ async def completions(body: CompletionBody, request: Request, call: CurrentCall,
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
     rid = body.response_id("cmpl")
-    with body.own_names():
-        generation = await begin(request, front, call, await _prompts(body, call, front, rid))
-        tokenizer = front.generator.tokenizer
-        names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    generation = await begin(request, front, call, await _prompts(body, call, front, rid))
+    tokenizer = front.generator.tokenizer
+    names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
 
-        def choice(index: int) -> TextChoice:
-            return TextChoice(index, generation.answers[index], tokenizer, names, echo=bool(body.echo))
+    def choice(index: int) -> TextChoice:
+        return TextChoice(index, generation.answers[index], tokenizer, names, echo=bool(body.echo))
 
-        indices = range(len(generation.answers))
-        if body.echo:
-            num_echoed = sum(len(each.request.input_ids) for each in generation.answers)
-            choices = await front.generator.beside(lambda: [*map(choice, indices)], num_echoed)
-        else:
-            choices = await front.generator.share.each(call.caller.tenant, choice, indices)
-        return await respond(
-            request,
-            front,
-            body,
-            generation,
-            choices,
-            head_of(rid, front),
-            kind="text_completion",
-            event_kind="text_completion",
-        )
+    indices = range(len(generation.answers))
+    if body.echo:
+        num_echoed = sum(len(each.request.input_ids) for each in generation.answers)
+        choices = await front.generator.beside(lambda: [*map(choice, indices)], num_echoed)
+    else:
+        choices = await front.generator.share.each(call.caller.tenant, choice, indices)
+    return await respond(
+        request,
+        front,
+        body,
+        generation,
+        choices,
+        head_of(rid, front),
+        kind="text_completion",
+        event_kind="text_completion",
+    )
 
 
 @router.post("/v1/completions/render")
 async def render_completions(body: CompletionBody, caller: CurrentCaller, front: ReadyFront) -> Response:
     """Gives the tokens of each prompt and generates nothing, for routers that look for them in caches."""
     front.check_model(body.model)
-    with body.own_names():
-        call = ApiCall(caller=caller, route="/v1/completions")
-        shown = [rendered(prompt) for prompt in await _prompts(body, call, front, "render")]
+    call = ApiCall(caller=caller, route="/v1/completions")
+    shown = [rendered(prompt) for prompt in await _prompts(body, call, front, "render")]
     return await respond_in_pieces(item_pieces(shown), functools.partial(front.generator.share.turn, caller.tenant))
 
 

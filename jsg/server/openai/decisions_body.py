@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from jsg.errors import RequestError
 from jsg.lang.words import decisions
 from jsg.lang.words.decisions import MAX_LABELS, MAX_QUESTIONS, Question, check_labels
-from jsg.server.http.body import Body, Checked, check_fields
-from jsg.server.shared.deciding import as_text
+from jsg.server.http.body import Body, Checked, ClientNames, check_fields
+from jsg.server.shared.deciding import as_text, names_of_input
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.messages import ARGUMENTS, JOINED, ONE_DETAIL, URL
@@ -174,6 +174,8 @@ class DecisionQuestion(Body):
 
 class DecisionsBody(Body):
     """What `/v1/decisions` takes: an input, and questions about it."""
+
+    ERROR_NAMES: ClassVar[ClientNames] = names_of_input("input")
 
     HARMLESS: ClassVar[Mapping[str, str]] = harmless("prompt_cache_options")
     ACCEPTED: ClassVar[Mapping[str, str]] = {

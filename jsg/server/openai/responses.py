@@ -76,27 +76,26 @@ async def create_response(
     turns = _turns(body, rid, call.caller, responses, front.chat.template, rules)
     turn = functools.partial(front.generator.share.turn, call.caller.tenant)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
-    with body.client_names(body.max_output_tokens):
-        plan = body.plan(front.speech)
-        prompt = await _prompt(body, turns, rid, call.caller, front, plan, rules)
-        generation = await begin(request, front, call, [prompt])
-        [answer] = generation.answers
-        names = TokenNames(front.generator.tokenizer, as_ids=False)
-        asked, now, seals = _asked(body, prompt, front), int(time.time()), SEALED in (body.include or ())
-        reply = Reply(rid, asked, answer, body.origins, names, now, seals_thoughts=seals)
+    plan = body.plan(front.speech)
+    prompt = await _prompt(body, turns, rid, call.caller, front, plan, rules)
+    generation = await begin(request, front, call, [prompt])
+    [answer] = generation.answers
+    names = TokenNames(front.generator.tokenizer, as_ids=False)
+    asked, now, seals = _asked(body, prompt, front), int(time.time()), SEALED in (body.include or ())
+    reply = Reply(rid, asked, answer, body.origins, names, now, seals_thoughts=seals)
 
-        async def keep(shown: dict[str, Any]) -> dict[str, Any]:
-            """Stores the response if the client wants it. A response that is too large says that it is not kept."""
-            if body.store is False:
-                return shown
-            output = _output_turns(reply, prompt, front.generator.tokenizer)
-            body_json = await joined(json_pieces(shown), turn)
-            stored = StoredResponse(reply.response_id, body_json, (*turns, *output), num_output=len(output))
-            return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
+    async def keep(shown: dict[str, Any]) -> dict[str, Any]:
+        """Stores the response if the client wants it. A response that is too large says that it is not kept."""
+        if body.store is False:
+            return shown
+        output = _output_turns(reply, prompt, front.generator.tokenizer)
+        body_json = await joined(json_pieces(shown), turn)
+        stored = StoredResponse(reply.response_id, body_json, (*turns, *output), num_output=len(output))
+        return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
 
-        if body.stream:
-            return await respond_with_events(request, events_of(reply, generation, keep), named=True, turn=turn)
-        await until_disconnect(request, reply.take_all(generation))
+    if body.stream:
+        return await respond_with_events(request, events_of(reply, generation, keep), named=True, turn=turn)
+    await until_disconnect(request, reply.take_all(generation))
     return await respond_in_pieces(json_pieces(await keep(reply.ended())), turn)
 
 
@@ -106,9 +105,8 @@ async def count_input_tokens(
 ) -> Response:
     """Counts the tokens of the prompt."""
     front.check_model(body.model)
-    with body.client_names():
-        turns = _turns(body, new_rid(), caller, responses, front.chat.template, rules)
-        encoded = await _encode(body, turns, front, body.plan(front.speech), caller.namespace(), rules)
+    turns = _turns(body, new_rid(), caller, responses, front.chat.template, rules)
+    encoded = await _encode(body, turns, front, body.plan(front.speech), caller.namespace(), rules)
     return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.input_ids)})
 
 
@@ -252,12 +250,12 @@ async def _encode(
     messages, answers = await front.threads.run(lambda: messages_of(turns, template, rules), num_chars)
     return await front.media.chat(
         front.chat,
+        plan,
         lambda: messages,
         num_chars,
         namespace=namespace,
         answers=answers,
         template_kwargs=template_wishes(plan, body.asked_of_thoughts, rules),
-        tools=plan.shown_tools,
     )
 
 

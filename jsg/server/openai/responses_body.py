@@ -4,14 +4,13 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationInfo, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.snapshot_points import MOST_POINTS
-from jsg.server.http.body import Body, Checked, check_fields, client_names
+from jsg.server.http.body import Body, Checked, ClientNames, check_fields
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.openai.response_format import ENFORCED, FORMAT_TYPE, NOT_SHOWN, SCHEMA, SchemaName
 from jsg.server.openai.response_store import Picture, Role
@@ -433,10 +432,9 @@ class InputTokensBody(Body):
         plan = ReplyPlan(speech, self.thought_wish(), self.constraint(), grammar_options(self))
         return plan.with_tools(tools, choice)
 
-    def client_names(self, limit: int | None = None) -> AbstractContextManager[None]:
-        """A RequestError that is raised inside names fields as the client knows them, who gave this limit or none."""
-        params = {"max_new_tokens": "input"} if limit is None else {}
-        return client_names(CLIENT_NAMES, params, field_of(self.constraint()))
+    def client_names(self) -> ClientNames:
+        """As `Body.client_names`."""
+        return ClientNames(CLIENT_NAMES, {"max_new_tokens": "input"}, field_of(self.constraint()))
 
 
 class ResponsesBody(with_sampling(InputTokensBody, "responses")):
@@ -506,6 +504,11 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens are scored."""
         return LOGPROBS in (self.include or ())
+
+    def client_names(self) -> ClientNames:
+        """As `Body.client_names`."""
+        names = super().client_names()
+        return names if self.max_output_tokens is None else dataclasses.replace(names, params={})
 
     def thought_wish(self) -> ThoughtWish:
         """What the client wants of thoughts."""

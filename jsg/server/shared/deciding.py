@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from fastapi import Request
@@ -25,12 +25,13 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import ApiCall
 from jsg.server.front import Front
 from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, new_rid
-from jsg.server.http.body import client_names
+from jsg.server.http.body import ClientNames
 from jsg.server.http.event_stream import until_disconnect
 from jsg.speech.answers.answer import Answer, Prompt
 from jsg.speech.prompts.client_text import Stretch, cut, encode_stretches
 from jsg.speech.prompts.encode_parts import EncodedChoices, EncodedPrompt, encode_parts
 from jsg.speech.prompts.turns import ChatTurns, Opening
+from jsg.speech.rules.thinking import ThoughtWish
 
 Messages = Sequence[dict[str, Any]]
 
@@ -113,22 +114,36 @@ async def decide_all(
     """
     if front.generator.info.embedder is not None:
         raise front.lacks(call.route, "a model that generates text")
-    with client_names(dict.fromkeys(("messages", "prompt", "input_ids"), given.field)):
-        shared = await _shared(front, given, namespace)
-        size = shared.num_chars(questions)
-        tails = await front.generator.beside(lambda: [shared.tail(question) for question in questions], size)
-        asked = _Asked(front, call, names, namespace=namespace, priority=priority)
-        decisions: list[Decision] = []
-        async for wave in asked.waves(shared, tails):
-            answers = await asked.answers(request, wave)
-            for plan in wave:
-                own, answers = answers[: len(plan.prompts)], answers[len(plan.prompts) :]
-                index = len(decisions)
-                work = functools.partial(_decision, questions[index], plan, own, front)
-                with client_names({"choices": names[index]}):
-                    decisions.append(await front.generator.beside(work, tails[index].num_tokens))
+    shared = await _shared(front, given, namespace)
+    size = shared.num_chars(questions)
+    tails = await front.generator.beside(lambda: [shared.tail(question) for question in questions], size)
+    asked = _Asked(front, call, names, namespace=namespace, priority=priority)
+    decisions: list[Decision] = []
+    async for wave in asked.waves(shared, tails):
+        answers = await asked.answers(request, wave)
+        for plan in wave:
+            own, answers = answers[: len(plan.prompts)], answers[len(plan.prompts) :]
+            index = len(decisions)
+            work = functools.partial(_decision, questions[index], plan, own, front)
+            with _naming(names[index]):
+                decisions.append(await front.generator.beside(work, tails[index].num_tokens))
     num_input = len(shared.prompt.input_ids) + sum(tail.num_tokens for tail in tails)
     return Decided(tuple(decisions), num_input, asked.num_computed)
+
+
+def names_of_input(field: str) -> ClientNames:
+    """The names in errors where an input is in this field."""
+    return ClientNames(dict.fromkeys(("messages", "prompt", "input_ids"), field))
+
+
+@contextlib.contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """An error about choices that is raised inside names the question that has them."""
+    try:
+        yield
+    except RequestError as error:
+        ClientNames({"choices": field}).give(error)
+        raise
 
 
 def _decision(question: Question, plan: ScorePlan, answers: Sequence[Answer], front: Front) -> Decision:
@@ -217,7 +232,7 @@ async def _shared(front: Front, given: Input, namespace: str) -> _Shared:
         )
         behind, blank = RAW_CUE, " "
     else:
-        kwargs = {"enable_thinking": False} if "enable_thinking" in chat.template.variables else {}
+        kwargs = ThoughtWish(is_on=False).template_kwargs(chat.template, {})
         prompt, behind = await front.media.encode(
             chat.until_end, lambda: messages, given.size, chat.max_tokens, namespace=namespace, template_kwargs=kwargs
         )
@@ -296,7 +311,7 @@ class _Asked:
         for index, tail in enumerate(tails):
             fields = {"rid": f"{self._rid}-{index}", "limits": limits, **self._fields}
             size = len(shared.prompt.input_ids) * len(tail.labels) + tail.num_tokens
-            with client_names({"choices": self._names[index]}):
+            with _naming(self._names[index]):
                 work = functools.partial(_planned, shared, tail, fields)
                 plan = await self._front.generator.beside(work, size)
             cost = _cost(plan.prompts)

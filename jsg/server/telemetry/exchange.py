@@ -111,7 +111,7 @@ class Exchange:
         if error is not None:
             self.failure = end_reason(begun.answers, error)
         if isinstance(error, JsgError):
-            self.state.setdefault("refusal", Refusal.of(error))
+            self.state.setdefault("refusal", Refusal.of(error, self.state))
 
     @property
     def refusal(self) -> Refusal | None:

@@ -8,11 +8,9 @@ from typing import Any, Literal, final
 from jsg.errors import GrammarError
 from jsg.speech.dialects import Dialect, Piece, Slot
 from jsg.speech.rules.styled_calls import styled_call
-from jsg.types import AdditionalProperties, GrammarSpec, PropertyOrder, Whitespace
+from jsg.types import GrammarSpec
 
 Format = dict[str, Any]
-
-_PARAM = "tools"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,64 +30,41 @@ class Tool:
     field: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NamedTool:
-    """The choice of one tool, which the model must call."""
-
-    name: str
-
-
-ToolChoice = Literal["auto", "required", "none"] | NamedTool
-
-
 def tools_to_structural_tag(
     tools: Sequence[Tool],
-    tool_choice: ToolChoice,
+    tool_choice: Literal["auto", "required"],
     dialect: Dialect,
     *,
     parallel: bool = True,
     special_tokens: Collection[str] = (),
     form: Mapping[str, Any] | None = None,
-    whitespace: Whitespace = "fixed",
-    property_order: PropertyOrder = "declared",
-    additional_properties: AdditionalProperties = "closed",
-) -> GrammarSpec | None:
-    """The grammar of an answer that may, or must, call tools; None where it may not call any.
+) -> GrammarSpec:
+    """The grammar of an answer that may, or must, call tools.
 
     With "auto" the answer is free text with calls in it, and whatever begins like a call must be one. With "required"
-    it is calls and nothing else, at least one; with a named tool exactly one call of that. If the text of an answer
-    must have a form, "auto" means calls and nothing else, or the form and nothing else.
+    it is calls and nothing else, at least one. If the text of an answer must have a form, "auto" means calls and
+    nothing else, or the form and nothing else.
 
     Args:
-        tools: The tools that may be called.
-        tool_choice: The choice of the client.
+        tools: The tools that may be called, at least one. Each has its own name.
+        tool_choice: Whether there must be a call.
         dialect: How the model writes a call.
         parallel: An answer may have several calls; after the only one nothing follows.
         special_tokens: Written forms of the tokenizer's special tokens. A marker of the dialect that is among them
             is written as a special token, not as text.
         form: The form of an answer without calls, as a format of a structural tag; None for free text.
-        whitespace: The whitespace in the arguments.
-        property_order: The order of the properties in the arguments.
-        additional_properties: Whether arguments may have members that no schema declares; see `GrammarSpec`.
 
     Raises:
-        GrammarError: The named tool is not among the tools, two have one name, or arguments could not be an object.
+        GrammarError: Arguments could not be an object.
     """
-    _check_names(tools, tool_choice)
-    if tool_choice == "none" or not tools:
-        return None
-    if isinstance(tool_choice, NamedTool):
-        tools = [tool for tool in tools if tool.name == tool_choice.name]
-        parallel = False
     writer = _Writer(tools, dialect, frozenset(special_tokens), parallel)
-    if tool_choice != "auto":
+    if tool_choice == "required":
         answer = writer.calls()
     elif form is None:
         answer = writer.text_or_calls()
     else:
         answer = {"type": "or", "elements": [writer.calls(), writer.text(form)]}
-    text = _as_tag(answer)
-    return GrammarSpec("structural_tag", text, whitespace, property_order, additional_properties)
+    return GrammarSpec("structural_tag", _as_tag(answer))
 
 
 def form_to_structural_tag(
@@ -307,21 +282,6 @@ def _object_schema(tool: Tool) -> Mapping[str, Any]:
     raise GrammarError(
         f"the parameters of a tool must be a JSON Schema of an object, but those of {tool.name[:60]!r} are not; "
         'give them "type": "object"',
-        _PARAM,
+        "tools",
         tool.field,
     )
-
-
-def _check_names(tools: Sequence[Tool], tool_choice: ToolChoice) -> None:
-    names = [tool.name for tool in tools]
-    if len(set(names)) != len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise GrammarError(f"each tool must have its own name, but two are called {twice[:60]!r}; rename one", _PARAM)
-    if isinstance(tool_choice, NamedTool) and tool_choice.name not in names:
-        raise GrammarError(
-            f"tool_choice must name one of the tools, but got {tool_choice.name[:60]!r}; name one of "
-            f"{', '.join(names)[:200] or 'them (there are none)'}",
-            "tool_choice",
-        )
-    if tool_choice == "required" and not tools:
-        raise GrammarError("tool_choice required needs tools, but there are none; send some", "tool_choice")

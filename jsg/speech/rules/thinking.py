@@ -94,11 +94,8 @@ class ThoughtForm:
 
     def grammar(self, grammar: GrammarSpec | None, phase: Phase) -> GrammarSpec:
         """The grammar of a whole output, thoughts included, of the grammar of its answer."""
-        marks = self.markers
         is_inside = phase is Phase.INSIDE
-        return after_thoughts(
-            grammar, marks.begin, marks.end, marks.gap, marks.header, is_inside=is_inside, special_tokens=self.special
-        )
+        return after_thoughts(grammar, self.markers, is_inside=is_inside, special_tokens=self.special)
 
 
 @final

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jsg.constrained.special_tokens import special_bytes
-from jsg.types import GrammarSpec
+from jsg.speech.answers.thoughts import MARKER_TOKENS, Markers
+from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
 
 Format = dict[str, Any]
 
@@ -16,10 +17,7 @@ _FREE = ("any_text", "triggered_tags", "token_triggered_tags", "dispatch")
 
 def after_thoughts(
     grammar: GrammarSpec | None,
-    begin: str,
-    end: str,
-    gap: str,
-    header: str = "",
+    markers: Markers,
     *,
     is_inside: bool,
     special_tokens: Collection[str],
@@ -29,10 +27,8 @@ def after_thoughts(
 
     Args:
         grammar: The grammar of the answer; None where the answer may have any tokens.
-        begin: The marker that opens the thoughts, after any white space. Without it the output has none.
-        end: The marker that closes them.
-        gap: The text between `end` and the answer, unless the answer may begin with any text.
-        header: The text before an answer without thoughts.
+        markers: What encloses the thoughts. White space may come before the first one; without it the output has none.
+            Their gap is left out if the answer may begin with any text.
         is_inside: Whether the prompt has opened the thoughts, so that they are not optional and have no `begin`.
         special_tokens: Written forms of the tokenizer's special tokens. A marker, or a part of one, that is among them
             is written as a special token.
@@ -42,20 +38,20 @@ def after_thoughts(
     def parts(text: str) -> list[Format]:
         return _parts(text, special_tokens, is_sure=is_sure)
 
-    first, *others = parts(end)
+    first, *others = parts(markers.end)
     choices = first["elements"] if first["type"] == "or" else [first]
     close = [each["value"] if each["type"] == "const_string" else each for each in choices]
     is_free = grammar is None or is_free_text(grammar)
     thoughts = [
         {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": close},
         *others,
-        *([] if is_free else parts(gap)),
+        *([] if is_free else parts(markers.gap)),
     ]
     if is_inside:
         lead = _sequence(thoughts)
     else:
-        thoughts = _sequence([{"type": "regex", "pattern": r"[ \t\r\n]{0,4}"}, *parts(begin), *thoughts])
-        without = [] if is_free else parts(header)
+        thoughts = _sequence([{"type": "regex", "pattern": r"[ \t\r\n]{0,4}"}, *parts(markers.begin), *thoughts])
+        without = [] if is_free else parts(markers.header)
         either = {"type": "or", "elements": [thoughts, _sequence(without)]}
         lead = either if without else {"type": "optional", "content": thoughts}
     answer: Format = {"type": "any_text", "special_tokens": True}
@@ -66,6 +62,22 @@ def after_thoughts(
     if grammar is None:
         return GrammarSpec("structural_tag", text)
     return dataclasses.replace(grammar, kind="structural_tag", text=text)
+
+
+def behind_thoughts(sampling: Mapping[str, Any], markers: Markers) -> dict[str, Any]:
+    """The fields of `SamplingParams` of an output that may begin with thoughts, of those of the answer behind them.
+
+    It is for programs, which name the markers and know neither the model nor where its prompt ends. Special tokens stay
+    in the text, because the markers may be some.
+    """
+    names = (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)
+    others = {"skip_special_tokens": False} | {name: sampling[name] for name in sampling if name not in names}
+    grammar = SamplingParams.from_dict({name: sampling[name] for name in names if name in sampling}).grammar
+    if not isinstance(grammar, GrammarSpec):
+        return others
+    is_inside = markers.starts_inside
+    whole = after_thoughts(grammar, markers, is_inside=is_inside, special_tokens=MARKER_TOKENS, is_sure=False)
+    return others | {name: sampling[name] for name in GRAMMAR_OPTIONS if name in sampling} | {whole.kind: whole.text}
 
 
 def is_free_text(grammar: GrammarSpec) -> bool:

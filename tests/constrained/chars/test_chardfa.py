@@ -74,28 +74,28 @@ def matched(dfa):
     return found
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_automata_match_what_re_matches_and_combine_as_sets(seed):
-    rng = random.Random(seed)
-    one, other = random_expr(rng, 3), random_expr(rng, 2)
-    a, b = ({text for text in TEXTS if re.fullmatch(pattern(expr), text)} for expr in (one, other))
-    left, right = CharDfa.of(one), CharDfa.of(other)
-    assert matched(left) == a and matched(left.minimised()) == a
-    assert matched(left.intersect(right)) == a & b and matched(left.union(right)) == a | b
-    assert matched(left.difference(right)) == a - b and matched(left.complement()) == set(TEXTS) - a
-    assert matched(CharDfa.of(left.to_expr())) == a
-    assert len(left.complement().complement().minimised().rows) == len(left.minimised().rows)
-    assert left.difference(left).is_empty()
-    lengths = left.lengths()
-    if a:
-        assert lengths is not None and lengths[0] == min(map(len, a))
-        if lengths[1] is not None and lengths[1] <= 5:
-            assert lengths[1] == max(map(len, a))
-    for least, most in ((0, 2), (2, 4), (3, None)):
-        fitted = fit_length(one, least, most)
-        if fitted is not None:
-            upper = 99 if most is None else most
-            assert matched(CharDfa.of(fitted)) == {text for text in a if least <= len(text) <= upper}
+def test_automata_match_what_re_matches_and_combine_as_sets():
+    for seed in range(150):
+        rng = random.Random(seed)
+        one, other = random_expr(rng, 3), random_expr(rng, 2)
+        a, b = ({text for text in TEXTS if re.fullmatch(pattern(expr), text)} for expr in (one, other))
+        left, right = CharDfa.of(one), CharDfa.of(other)
+        assert matched(left) == a and matched(left.minimised()) == a, seed
+        assert matched(left.intersect(right)) == a & b and matched(left.union(right)) == a | b, seed
+        assert matched(left.difference(right)) == a - b and matched(left.complement()) == set(TEXTS) - a, seed
+        assert matched(CharDfa.of(left.to_expr())) == a, seed
+        assert len(left.complement().complement().minimised().rows) == len(left.minimised().rows), seed
+        assert left.difference(left).is_empty(), seed
+        lengths = left.lengths()
+        if a:
+            assert lengths is not None and lengths[0] == min(map(len, a)), seed
+            if lengths[1] is not None and lengths[1] <= 5:
+                assert lengths[1] == max(map(len, a)), seed
+        for least, most in ((0, 2), (2, 4), (3, None)):
+            fitted = fit_length(one, least, most)
+            if fitted is not None:
+                upper = 99 if most is None else most
+                assert matched(CharDfa.of(fitted)) == {text for text in a if least <= len(text) <= upper}, seed
 
 
 def test_accepts_characters_of_all_planes():
@@ -127,14 +127,14 @@ def test_minimised_merges_what_is_equivalent():
     assert len(CharDfa.of(Seq((Repeat(A, 0, None), Repeat(A, 0, None)))).minimised().rows) == 1
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_of_texts_that_end_minimised_is_as_small_as_can_be(seed):
+def test_of_texts_that_end_minimised_is_as_small_as_can_be():
     """As many states as there are different sets of ends, among the beginnings of texts (Myhill and Nerode)."""
-    dfa = CharDfa.of(random_expr(random.Random(seed), 3)).intersect(CharDfa.length(0, 4)).minimised()
-    texts = matched(dfa)
-    beginnings = {text[:i] for text in texts for i in range(len(text) + 1)}
-    ends = {frozenset(text[len(begin) :] for text in texts if text.startswith(begin)) for begin in beginnings}
-    assert len(dfa.rows) == max(len(ends), 1)
+    for seed in range(60):
+        dfa = CharDfa.of(random_expr(random.Random(seed), 3)).intersect(CharDfa.length(0, 4)).minimised()
+        texts = matched(dfa)
+        beginnings = {text[:i] for text in texts for i in range(len(text) + 1)}
+        ends = {frozenset(text[len(begin) :] for text in texts if text.startswith(begin)) for begin in beginnings}
+        assert len(dfa.rows) == max(len(ends), 1), seed
 
 
 def test_any_name_but_a_few_is_small():

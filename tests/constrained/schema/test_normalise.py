@@ -198,14 +198,14 @@ def values(text: str):
         at += 1
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_takes_exactly_the_valid_values(name):
-    schema, valid, invalid = CASES[name]
-    document = normalise(parse(schema))
-    for value in values(valid):
-        assert is_valid(document, value), value
-    for value in values(invalid):
-        assert not is_valid(document, value), value
+def test_takes_exactly_the_valid_values():
+    for name in CASES:
+        schema, valid, invalid = CASES[name]
+        document = normalise(parse(schema))
+        for value in values(valid):
+            assert is_valid(document, value), (name, value)
+        for value in values(invalid):
+            assert not is_valid(document, value), (name, value)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def anonymous_kib():
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
-blocks = [libc.malloc(60_000) for _ in range(2000)]
+blocks = [libc.malloc(60_000) for _ in range(600)]
 for block in blocks:
     ctypes.memset(block, 1, 60_000)
 for index, block in enumerate(blocks):
@@ -43,7 +43,7 @@ def test_holes_are_given_back():
     if not sys.platform.startswith("linux"):
         pytest.skip("no glibc")
     done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
-    assert int(done.stdout) > 90_000, "of 115 000 KiB that are free, in pieces"
+    assert int(done.stdout) > 27_000, "of 34 000 KiB that are free, in pieces"
 
 
 FILES = """

@@ -42,7 +42,7 @@ from tests.engine.fake_core import (
     UNCOUNTED,
 )
 from tests.engine.front.background import num_live, outputs_of, start_client
-from tests.engine.front.conftest import FAKE_CORE, Use
+from tests.engine.front.conftest import FAKE_CORE
 
 DEADLINE_S = 60  # on a busy machine too
 
@@ -74,25 +74,19 @@ def tokens_of(outputs: list[RequestOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def test_outputs_arrive_in_order_under_the_clients_name(use: Use):
-    async def main(client: EngineClient) -> None:
-        outputs = await collect(client, request("mine", stop=("never sent down",)))
-        assert tokens_of(outputs) == [1, 2, 3, 1, 2]
-        assert {output.rid for output in outputs} == {"mine"}
-        assert [output.finish for output in outputs[:-1]] == [None] * 4
-        assert outputs[-1].finish == FinishReason(FinishType.LENGTH)
-
-    use(main)
+async def test_outputs_arrive_in_order_under_the_clients_name(client: EngineClient):
+    outputs = await collect(client, request("mine", stop=("never sent down",)))
+    assert tokens_of(outputs) == [1, 2, 3, 1, 2]
+    assert {output.rid for output in outputs} == {"mine"}
+    assert [output.finish for output in outputs[:-1]] == [None] * 4
+    assert outputs[-1].finish == FinishReason(FinishType.LENGTH)
 
 
-def test_many_streams_at_once_keep_their_own_tokens(use: Use):
-    async def main(client: EngineClient) -> None:
-        wanted = [request(f"r{i}", ids=(i, i + 1, i + 2), max_new_tokens=20) for i in range(64)]
-        results = await asyncio.gather(*(collect(client, one) for one in wanted))
-        for i, outputs in enumerate(results):
-            assert tokens_of(outputs) == [i + k % 3 for k in range(20)]
-
-    use(main)
+async def test_many_streams_at_once_keep_their_own_tokens(client: EngineClient):
+    wanted = [request(f"r{i}", ids=(i, i + 1, i + 2), max_new_tokens=20) for i in range(64)]
+    results = await asyncio.gather(*(collect(client, one) for one in wanted))
+    for i, outputs in enumerate(results):
+        assert tokens_of(outputs) == [i + k % 3 for k in range(20)]
 
 
 async def test_progress_is_reported_before_ready():
@@ -111,157 +105,113 @@ async def test_progress_is_reported_before_ready():
     ("ids", "max_new_tokens", "error", "param"),
     [((4000,), 5, RequestError, "input_ids"), ((1,) * 10, 1024, ContextLengthError, "max_new_tokens")],
 )
-def test_a_refusal_keeps_its_class_and_param(use: Use, ids, max_new_tokens, error, param):
-    async def main(client: EngineClient) -> None:
-        with pytest.raises(error) as caught:
-            await collect(client, request("a", ids=ids, max_new_tokens=max_new_tokens))
-        assert type(caught.value) is error and caught.value.param == param
-        assert tokens_of(await collect(client, request("a"))) == [1, 2, 3, 1, 2]
-
-    use(main)
+async def test_a_refusal_keeps_its_class_and_param(client: EngineClient, ids, max_new_tokens, error, param):
+    with pytest.raises(error) as caught:
+        await collect(client, request("a", ids=ids, max_new_tokens=max_new_tokens))
+    assert type(caught.value) is error and caught.value.param == param
+    assert tokens_of(await collect(client, request("a"))) == [1, 2, 3, 1, 2]
 
 
-def test_a_live_rid_is_refused_and_free_again_afterwards(use: Use):
-    async def main(client: EngineClient) -> None:
-        first = outputs_of(client, endless("same"))
-        await anext(first)
-        with pytest.raises(RequestError, match="unique"):
-            await collect(client, request("same"))
-        assert (await anext(first)).finish is None
-        await first.aclose()
-        assert len(tokens_of(await collect(client, request("same")))) == 5
-
-    use(main)
+async def test_a_live_rid_is_refused_and_free_again_afterwards(client: EngineClient):
+    first = outputs_of(client, endless("same"))
+    await anext(first)
+    with pytest.raises(RequestError, match="unique"):
+        await collect(client, request("same"))
+    assert (await anext(first)).finish is None
+    await first.aclose()
+    assert len(tokens_of(await collect(client, request("same")))) == 5
 
 
-def test_closing_a_stream_aborts_it_and_frees_its_name_at_once(use: Use):
-    async def main(client: EngineClient) -> None:
-        before = (await client.stats())["num_aborted"]
-        stream = outputs_of(client, endless("r"))
+async def test_closing_a_stream_aborts_it_and_frees_its_name_at_once(client: EngineClient):
+    before = (await client.stats())["num_aborted"]
+    stream = outputs_of(client, endless("r"))
+    await anext(stream)
+    time.sleep(0.05)  # there are outputs that nobody has read
+    await stream.aclose()
+    assert tokens_of(await collect(client, request("r", ids=(5,)))) == [5] * 5
+    stats = await client.stats()
+    assert (stats["num_aborted"] - before, stats["num_running"]) == (1, 0)
+
+
+async def test_a_request_closed_before_it_was_sent_never_reaches_the_engine(client: EngineClient):
+    before = await client.stats()
+    stream = outputs_of(client, endless("r"))
+    reading = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)  # one turn: the request is in the outbox, which is sent at the next
+    reading.cancel()
+    await asyncio.wait({reading})
+    stats = await client.stats()
+    assert stats["num_running"] == 0
+    assert stats["num_added"] - before["num_added"] == stats["num_aborted"] - before["num_aborted"]
+
+
+async def test_abort_by_name_ends_the_stream_with_a_reason(client: EngineClient):
+    stream = outputs_of(client, endless("r"))
+    await anext(stream)
+    assert client.abort("r") and not client.abort("r")
+    rest = [output async for output in stream]
+    assert rest[-1].finish is not None and rest[-1].finish.type is FinishType.ABORT
+    assert (await client.stats())["num_running"] == 0
+
+
+async def test_owners_see_nothing_of_each_other(client: EngineClient):
+    streams = [outputs_of(client, endless("same", i), f"owner {i}") for i in (1, 2)]
+    for stream in streams:
         await anext(stream)
-        time.sleep(0.05)  # there are outputs that nobody has read
-        await stream.aclose()
-        assert tokens_of(await collect(client, request("r", ids=(5,)))) == [5] * 5
-        stats = await client.stats()
-        assert (stats["num_aborted"] - before, stats["num_running"]) == (1, 0)
-
-    use(main)
-
-
-def test_a_request_closed_before_it_was_sent_never_reaches_the_engine(use: Use):
-    async def main(client: EngineClient) -> None:
-        before = await client.stats()
-        stream = outputs_of(client, endless("r"))
-        reading = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)  # one turn: the request is in the outbox, which is sent at the next
-        reading.cancel()
-        await asyncio.wait({reading})
-        stats = await client.stats()
-        assert stats["num_running"] == 0
-        assert stats["num_added"] - before["num_added"] == stats["num_aborted"] - before["num_aborted"]
-
-    use(main)
-
-
-def test_abort_by_name_ends_the_stream_with_a_reason(use: Use):
-    async def main(client: EngineClient) -> None:
-        stream = outputs_of(client, endless("r"))
-        await anext(stream)
-        assert client.abort("r") and not client.abort("r")
-        rest = [output async for output in stream]
-        assert rest[-1].finish is not None and rest[-1].finish.type is FinishType.ABORT
-        assert (await client.stats())["num_running"] == 0
-
-    use(main)
-
-
-def test_owners_see_nothing_of_each_other(use: Use):
-    async def main(client: EngineClient) -> None:
-        streams = [outputs_of(client, endless("same", i), f"owner {i}") for i in (1, 2)]
-        for stream in streams:
-            await anext(stream)
-        assert [num_live(client, owner) for owner in ("owner 1", "owner 2", "", None)] == [1, 1, 0, 2]
-        assert not client.abort("same") and not client.abort("same", "owner 3")
-        with pytest.raises(RequestError, match="unique"):
-            await anext(outputs_of(client, request("same"), "owner 2"))
-        assert client.abort("same", "owner 1")
-        assert [output async for output in streams[0]][-1].finish is not None
-        assert (await anext(streams[1])).finish is None
-        assert [num_live(client, owner) for owner in ("owner 1", "owner 2", None)] == [0, 1, 1]
-        await streams[1].aclose()
-        assert num_live(client) == 0
-
-    use(main)
+    assert [num_live(client, owner) for owner in ("owner 1", "owner 2", "", None)] == [1, 1, 0, 2]
+    assert not client.abort("same") and not client.abort("same", "owner 3")
+    with pytest.raises(RequestError, match="unique"):
+        await anext(outputs_of(client, request("same"), "owner 2"))
+    assert client.abort("same", "owner 1")
+    assert [output async for output in streams[0]][-1].finish is not None
+    assert (await anext(streams[1])).finish is None
+    assert [num_live(client, owner) for owner in ("owner 1", "owner 2", None)] == [0, 1, 1]
+    await streams[1].aclose()
+    assert num_live(client) == 0
 
 
 @pytest.mark.parametrize(("owner", "num_ended"), [("a", 2), (None, 3), ("nobody", 0)])
-def test_aborting_all_of_an_owner_leaves_the_others(use: Use, owner: str | None, num_ended: int):
-    async def main(client: EngineClient) -> None:
-        streams = {name: outputs_of(client, endless(name), name[0]) for name in ("a1", "a2", "b1")}
-        for stream in streams.values():
-            await anext(stream)
-        assert client.abort_all(owner) == num_ended
-        assert num_live(client) == 3 - num_ended
-        for name, stream in streams.items():
-            if owner in (None, name[0]):
-                last = [output async for output in stream][-1]
-                assert last.finish == FinishReason(FinishType.ABORT, message="aborted")
-            else:
-                assert (await anext(stream)).finish is None
-                await stream.aclose()
-        assert (await client.stats())["num_running"] == 0
-
-    use(main)
-
-
-def test_aborting_with_an_error_ends_each_stream_with_one_of_its_own(use: Use):
-    async def main(client: EngineClient) -> None:
-        streams = [asyncio.create_task(collect(client, endless(f"r{i}"))) for i in range(3)]
-        await client.stats()
-        assert client.abort_all(error=ShuttingDownError("the server is ending")) == 3
-        errors = await asyncio.gather(*streams, return_exceptions=True)
-        assert [(type(error), str(error)) for error in errors] == [(ShuttingDownError, "the server is ending")] * 3
-        assert len(set(map(id, errors))) == 3
-        assert (await client.stats())["num_running"] == 0
-
-    use(main)
-
-
-def test_text_that_cannot_be_sent_is_refused_and_loses_nobody_elses_message(use: Use):
-    async def main(client: EngineClient) -> None:
-        odd = dataclasses.replace(request("odd"), namespace="\ud800")
-        good, bad = await asyncio.gather(collect(client, request("good")), collect(client, odd), return_exceptions=True)
-        assert isinstance(bad, RequestError) and bad.param == "namespace"
-        assert isinstance(good, list)
-        assert tokens_of(good) == [1, 2, 3, 1, 2]
-        surrogate_rid = await collect(client, request("\udfff"))
-        assert surrogate_rid[-1].rid == "\udfff"
-
-    use(main)
-
-
-def test_flush_is_refused_while_requests_run(use: Use):
-    async def main(client: EngineClient) -> None:
-        await collect(client, request("a"))
-        assert (await collect(client, request("b")))[0].cached_tokens == 2
-        stream = outputs_of(client, endless("r"))
+async def test_aborting_all_of_an_owner_leaves_the_others(client: EngineClient, owner: str | None, num_ended: int):
+    streams = {name: outputs_of(client, endless(name), name[0]) for name in ("a1", "a2", "b1")}
+    for stream in streams.values():
         await anext(stream)
-        assert await client.flush_cache() is False
-        await stream.aclose()
-        assert await client.flush_cache() is True
-        assert (await collect(client, request("c")))[0].cached_tokens == 0
+    assert client.abort_all(owner) == num_ended
+    assert num_live(client) == 3 - num_ended
+    for name, stream in streams.items():
+        if owner in (None, name[0]):
+            last = [output async for output in stream][-1]
+            assert last.finish == FinishReason(FinishType.ABORT, message="aborted")
+        else:
+            assert (await anext(stream)).finish is None
+            await stream.aclose()
+    assert (await client.stats())["num_running"] == 0
 
-    use(main)
+
+async def test_aborting_with_an_error_ends_each_stream_with_one_of_its_own(client: EngineClient):
+    streams = [asyncio.create_task(collect(client, endless(f"r{i}"))) for i in range(3)]
+    await client.stats()
+    assert client.abort_all(error=ShuttingDownError("the server is ending")) == 3
+    errors = await asyncio.gather(*streams, return_exceptions=True)
+    assert [(type(error), str(error)) for error in errors] == [(ShuttingDownError, "the server is ending")] * 3
+    assert len(set(map(id, errors))) == 3
+    assert (await client.stats())["num_running"] == 0
 
 
-def test_a_failing_row_fails_alone(use: Use):
-    async def main(client: EngineClient) -> None:
-        good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
-        bad = await collect(client, request("bad", ids=(FAILING_TOKEN,)))
-        assert bad[-1].finish == FinishReason(FinishType.ERROR, message="this row failed")
-        assert len(tokens_of(await good)) == 30
+async def test_text_that_cannot_be_sent_is_refused_and_loses_nobody_elses_message(client: EngineClient):
+    odd = dataclasses.replace(request("odd"), namespace="\ud800")
+    good, bad = await asyncio.gather(collect(client, request("good")), collect(client, odd), return_exceptions=True)
+    assert isinstance(bad, RequestError) and bad.param == "namespace"
+    assert isinstance(good, list)
+    assert tokens_of(good) == [1, 2, 3, 1, 2]
+    surrogate_rid = await collect(client, request("\udfff"))
+    assert surrogate_rid[-1].rid == "\udfff"
 
-    use(main)
+
+async def test_a_failing_row_fails_alone(client: EngineClient):
+    good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+    bad = await collect(client, request("bad", ids=(FAILING_TOKEN,)))
+    assert bad[-1].finish == FinishReason(FinishType.ERROR, message="this row failed")
+    assert len(tokens_of(await good)) == 30
 
 
 async def test_a_request_that_raises_fails_alone(capfd):
@@ -286,14 +236,11 @@ async def test_a_request_that_waits_too_long_is_refused_while_others_run():
         assert (stats["num_expired"], stats["num_waiting"]) == (1, 0)
 
 
-def test_the_cache_can_be_looked_at(use: Use):
-    async def main(client: EngineClient) -> None:
-        await collect(client, dataclasses.replace(request("r"), namespace="secret"))
-        news = await client.watch_cache(0)
-        assert [node[1:4] for node in news["nodes"]] == [["secret", 3, 0]]
-        assert news["pool"]["total"] == sum(news["pool"][term] for term in news["pool"]["terms"])
-
-    use(main)
+async def test_the_cache_can_be_looked_at(client: EngineClient):
+    await collect(client, dataclasses.replace(request("r"), namespace="secret"))
+    news = await client.watch_cache(0)
+    assert [node[1:4] for node in news["nodes"]] == [["secret", 3, 0]]
+    assert news["pool"]["total"] == sum(news["pool"][term] for term in news["pool"]["terms"])
 
 
 async def test_the_queue_is_bounded_in_the_engine_and_in_the_front():
@@ -376,14 +323,11 @@ async def test_the_socket_lies_in_an_owner_only_directory_that_goes_away():
     await client.close()
 
 
-def test_the_child_leaves_ctrl_c_to_the_front(use: Use):
-    async def main(client: EngineClient) -> None:
-        pid = int((await client.stats())["pid"])
-        os.kill(pid, signal.SIGINT)
-        assert os.getpgid(pid) != os.getpgid(0)
-        assert tokens_of(await collect(client, request("r"))) == [1, 2, 3, 1, 2]
-
-    use(main)
+async def test_the_child_leaves_ctrl_c_to_the_front(client: EngineClient):
+    pid = int((await client.stats())["pid"])
+    os.kill(pid, signal.SIGINT)
+    assert os.getpgid(pid) != os.getpgid(0)
+    assert tokens_of(await collect(client, request("r"))) == [1, 2, 3, 1, 2]
 
 
 PARENT = f"""
@@ -428,35 +372,29 @@ def is_running(pid: int) -> bool:
     return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_requests_of_one_moment_travel_in_one_message(use: Use, monkeypatch):
-    async def main(client: EngineClient) -> None:
-        sent: list[int] = []
-        send = client._socket.send_multipart
-        monkeypatch.setattr(
-            client._socket, "send_multipart", lambda data, **how: (sent.append(len(data)), send(data, **how))[1]
-        )
-        await asyncio.gather(*(collect(client, request(f"r{i}")) for i in range(20)))
-        assert len(sent) == 1
-
-    use(main)
+async def test_requests_of_one_moment_travel_in_one_message(client: EngineClient, monkeypatch):
+    sent: list[int] = []
+    send = client._socket.send_multipart
+    monkeypatch.setattr(
+        client._socket, "send_multipart", lambda data, **how: (sent.append(len(data)), send(data, **how))[1]
+    )
+    await asyncio.gather(*(collect(client, request(f"r{i}")) for i in range(20)))
+    assert len(sent) == 1
 
 
-def test_points_for_snapshots_go_to_an_engine_that_keeps_states(use: Use, monkeypatch):
-    async def main(client: EngineClient) -> None:
-        info, encode = client.info, client._encoder.encode
-        sent: list[tuple[tuple[int, ...], int]] = []
+async def test_points_for_snapshots_go_to_an_engine_that_keeps_states(client: EngineClient, monkeypatch):
+    info, encode = client.info, client._encoder.encode
+    sent: list[tuple[tuple[int, ...], int]] = []
 
-        def seen(message: ToEngine) -> list[bytes | memoryview]:
-            sent.extend((request.snapshot_at, request.turn_end) for request in message.requests)
-            return encode(message)
+    def seen(message: ToEngine) -> list[bytes | memoryview]:
+        sent.extend((request.snapshot_at, request.turn_end) for request in message.requests)
+        return encode(message)
 
-        monkeypatch.setattr(client._encoder, "encode", seen)
-        for caches_states in (False, True):
-            monkeypatch.setattr(EngineClient, "info", dataclasses.replace(info, caches_states=caches_states))
-            await collect(client, dataclasses.replace(request(f"r{caches_states}"), snapshot_at=(1, 3), turn_end=2))
-        assert sent == [((), 0), ((1, 3), 2)]
-
-    use(main)
+    monkeypatch.setattr(client._encoder, "encode", seen)
+    for caches_states in (False, True):
+        monkeypatch.setattr(EngineClient, "info", dataclasses.replace(info, caches_states=caches_states))
+        await collect(client, dataclasses.replace(request(f"r{caches_states}"), snapshot_at=(1, 3), turn_end=2))
+    assert sent == [((), 0), ((1, 3), 2)]
 
 
 async def test_steps_that_wait_are_taken_together():

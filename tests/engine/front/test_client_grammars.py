@@ -14,7 +14,6 @@ from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
 from jsg.waits import WaitReason, stat_of
 from tests.engine.fake_core import LATE
 from tests.engine.front.background import idle_pids, note_compilations, num_live, num_waiting, outputs_of, until
-from tests.engine.front.conftest import Use
 from tests.engine.front.test_client import collect, endless, fake_engine, request, tokens_of
 
 TOKENS = [1, 2, 3, 1, 2]
@@ -55,68 +54,56 @@ def sizes_of_messages(client: EngineClient) -> list[int]:
     return sizes
 
 
-def test_the_text_of_a_grammar_stays_in_the_front_however_many_answers_there_are(use: Use):
-    async def main(client: EngineClient) -> None:
-        text = "(" + "|".join(["a"] * 40_000) + ")"
-        await client.grammars.tables(spec(text))
-        sizes = sizes_of_messages(client)
-        results = await asyncio.gather(*(collect(client, with_grammar(str(i), text)) for i in range(64)))
-        assert all(tokens_of(outputs) == TOKENS for outputs in results)
-        assert sum(sizes) < len(text) + 64 * 1024
-
-    use(main)
+async def test_the_text_of_a_grammar_stays_in_the_front_however_many_answers_there_are(client: EngineClient):
+    text = "(" + "|".join(["a"] * 40_000) + ")"
+    await client.grammars.tables(spec(text))
+    sizes = sizes_of_messages(client)
+    results = await asyncio.gather(*(collect(client, with_grammar(str(i), text)) for i in range(64)))
+    assert all(tokens_of(outputs) == TOKENS for outputs in results)
+    assert sum(sizes) < len(text) + 64 * 1024
 
 
-def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
-    async def main(client: EngineClient) -> None:
-        one = len(await client.grammars.tables(spec("own0")))
-        compiled = note_compilations(client.grammars)
-        client._sent_grammars = SentGrammars(3 * one)
-        for _ in range(2):
-            wanted = [with_grammar(str(i), f"own{i // 2}") for i in range(40)]
-            results = await asyncio.gather(*(collect(client, one) for one in wanted))
-            assert all(tokens_of(outputs) == TOKENS for outputs in results), "the core refuses grammars it has not"
-            assert (await client.stats())["num_grammars"] <= 3
-        assert sorted(compiled) == sorted(f"own{i}" for i in range(1, 20))
-
-    use(main)
+async def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(client: EngineClient):
+    one = len(await client.grammars.tables(spec("own0")))
+    compiled = note_compilations(client.grammars)
+    client._sent_grammars = SentGrammars(3 * one)
+    for _ in range(2):
+        wanted = [with_grammar(str(i), f"own{i // 2}") for i in range(40)]
+        results = await asyncio.gather(*(collect(client, one) for one in wanted))
+        assert all(tokens_of(outputs) == TOKENS for outputs in results), "the core refuses grammars it has not"
+        assert (await client.stats())["num_grammars"] <= 3
+    assert sorted(compiled) == sorted(f"own{i}" for i in range(1, 20))
 
 
-def test_of_one_request_few_grammars_stand_in_line(use: Use):
-    async def main(client: EngineClient) -> None:
-        asked, most, turns = 0, 0, asyncio.Semaphore(2)
-        compile = client.grammars.tables
+async def test_of_one_request_few_grammars_stand_in_line(client: EngineClient):
+    asked, most, turns = 0, 0, asyncio.Semaphore(2)
+    compile = client.grammars.tables
 
-        async def tables(spec: GrammarSpec, owner: str) -> bytes:
-            nonlocal asked, most
-            asked += 1
-            most = max(most, asked)
-            try:
-                return await compile(spec, owner)
-            finally:
-                asked -= 1
-
-        client.grammars.tables = tables  # pyright: ignore[reportAttributeAccessIssue]
+    async def tables(spec: GrammarSpec, owner: str) -> bytes:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
         try:
-            streams = [outputs_of(client, with_grammar(str(i), f"turn{i}"), grammar_turns=turns) for i in range(6)]
-            results = await asyncio.gather(*map(read_all, streams))
+            return await compile(spec, owner)
         finally:
-            client.grammars.tables = compile
-        assert all(tokens_of(outputs) == TOKENS for outputs in results)
-        assert (most, asked) == (2, 0)
+            asked -= 1
 
-    use(main)
+    client.grammars.tables = tables  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        streams = [outputs_of(client, with_grammar(str(i), f"turn{i}"), grammar_turns=turns) for i in range(6)]
+        results = await asyncio.gather(*map(read_all, streams))
+    finally:
+        client.grammars.tables = compile
+    assert all(tokens_of(outputs) == TOKENS for outputs in results)
+    assert (most, asked) == (2, 0)
 
 
-def test_the_engine_keeps_the_grammar_that_answers_use(use: Use):
-    async def main(client: EngineClient) -> None:
-        one = len(await client.grammars.tables(spec("a0")))
-        client._sent_grammars = SentGrammars(2 * one)
-        for rid, text in enumerate(("a0", "a1", "a0", "a2")):
-            await collect(client, with_grammar(str(rid), text))
-        assert [spec(text).key in client._sent_grammars for text in ("a0", "a1", "a2")] == [True, False, True]
-
-    use(main)
+async def test_the_engine_keeps_the_grammar_that_answers_use(client: EngineClient):
+    one = len(await client.grammars.tables(spec("a0")))
+    client._sent_grammars = SentGrammars(2 * one)
+    for rid, text in enumerate(("a0", "a1", "a0", "a2")):
+        await collect(client, with_grammar(str(rid), text))
+    assert [spec(text).key in client._sent_grammars for text in ("a0", "a1", "a2")] == [True, False, True]
 
 
 async def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
@@ -139,51 +126,44 @@ async def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_i
         assert not any(others)
 
 
-def test_a_wrong_grammar_is_refused_and_leaves_nothing(use: Use):
-    async def main(client: EngineClient) -> None:
-        with pytest.raises(GrammarError, match="look"):
-            await collect(client, with_grammar("a", "(?=a)b"))
-        assert num_live(client) == 0 and tokens_of(await collect(client, request("a"))) == TOKENS
-
-    use(main)
+async def test_a_wrong_grammar_is_refused_and_leaves_nothing(client: EngineClient):
+    with pytest.raises(GrammarError, match="look"):
+        await collect(client, with_grammar("a", "(?=a)b"))
+    assert num_live(client) == 0 and tokens_of(await collect(client, request("a"))) == TOKENS
 
 
 @pytest.mark.parametrize("error", [None, ShuttingDownError("the server is ending")])
-def test_who_is_aborted_while_the_grammar_is_compiled_does_not_wait_for_it(use: Use, error: JsgError | None):
-    async def main(client: EngineClient) -> None:
-        pids, text = await stopped_processes(client), f"c{len(str(error))}"  # which nobody else has asked for
-        asked = asyncio.create_task(collect(client, with_grammar("a", text)))
-        await until(lambda: num_live(client) == 1)
-        assert not asked.done() and client.abort_all(error=error) == 1
-        async with asyncio.timeout(60):
-            if error is not None:
-                with pytest.raises(ShuttingDownError):
-                    await asked
-            else:
-                assert (await asked)[-1].finish == FinishReason(FinishType.ABORT, message="aborted")
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-        assert tokens_of(await collect(client, with_grammar("a", text))) == TOKENS
+async def test_who_is_aborted_while_the_grammar_is_compiled_does_not_wait_for_it(
+    client: EngineClient, error: JsgError | None
+):
+    pids, text = await stopped_processes(client), f"c{len(str(error))}"  # which nobody else has asked for
+    asked = asyncio.create_task(collect(client, with_grammar("a", text)))
+    await until(lambda: num_live(client) == 1)
+    assert not asked.done() and client.abort_all(error=error) == 1
+    async with asyncio.timeout(60):
+        if error is not None:
+            with pytest.raises(ShuttingDownError):
+                await asked
+        else:
+            assert (await asked)[-1].finish == FinishReason(FinishType.ABORT, message="aborted")
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert tokens_of(await collect(client, with_grammar("a", text))) == TOKENS
 
-    use(main)
 
-
-def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line(use: Use):
-    async def main(client: EngineClient) -> None:
-        pids = await stopped_processes(client)
-        asked = [asyncio.create_task(collect(client, with_grammar(str(i), f"b{i}"))) for i in range(30)]
-        queue = client.grammars._queue
-        await until(lambda: num_waiting(queue) > 20)
-        assert client._streams.waits[WaitReason.GRAMMAR] == 30
-        for task in asked:
-            task.cancel()
-        await asyncio.wait(asked)
-        assert num_waiting(queue) == 0 and num_live(client) == 0
-        await until(lambda: not any(client._streams.waits.values()))
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-    use(main)
+async def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line(client: EngineClient):
+    pids = await stopped_processes(client)
+    asked = [asyncio.create_task(collect(client, with_grammar(str(i), f"b{i}"))) for i in range(30)]
+    queue = client.grammars._queue
+    await until(lambda: num_waiting(queue) > 20)
+    assert client._streams.waits[WaitReason.GRAMMAR] == 30
+    for task in asked:
+        task.cancel()
+    await asyncio.wait(asked)
+    assert num_waiting(queue) == 0 and num_live(client) == 0
+    await until(lambda: not any(client._streams.waits.values()))
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():

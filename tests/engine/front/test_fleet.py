@@ -40,6 +40,19 @@ async def fleet_of(size: int = 2, **knobs) -> AsyncIterator[EngineFleet]:
             await made.close()
 
 
+@pytest.fixture(scope="module")
+async def shared_fleet() -> AsyncIterator[EngineFleet]:
+    async with fleet_of() as made:
+        yield made
+
+
+@pytest.fixture
+async def fleet(shared_fleet: EngineFleet) -> EngineFleet:
+    """Two engines that have cached nothing and run nothing."""
+    assert await shared_fleet.flush_cache()
+    return shared_fleet
+
+
 def request(rid: str, ids: tuple[int, ...] = (1, 2, 3), *, hold: bool = False, **sampling) -> Request:
     return Request(
         rid=rid, input_ids=ids, hold=hold, sampling=SamplingParams(**{"max_new_tokens": 0 if hold else 5, **sampling})
@@ -124,38 +137,35 @@ class TestRequests:
             assert (await collect(fleet, request("again", PREFIX)))[0].cached_tokens == 0
             assert fleet.routed[0, "prefix"] == 10, "the router has forgotten it too"
 
-    async def test_a_name_is_one_over_all_engines(self):
-        async with fleet_of() as fleet:
-            running, _ = await begun(fleet, endless("same"))
-            with pytest.raises(RequestError, match="unique"):
-                await collect(fleet, request("same"))
-            assert len(await collect(fleet, request("same"), owner="other")) == 5
-            assert fleet.live_rids("") == ["same"] and not fleet.abort("same", "other")
-            assert fleet.abort("same")
-            await collect(fleet, request("same"))  # free at once
-            assert is_aborted(await running)
-            assert not fleet.abort("same")
+    async def test_a_name_is_one_over_all_engines(self, fleet: EngineFleet):
+        running, _ = await begun(fleet, endless("same"))
+        with pytest.raises(RequestError, match="unique"):
+            await collect(fleet, request("same"))
+        assert len(await collect(fleet, request("same"), owner="other")) == 5
+        assert fleet.live_rids("") == ["same"] and not fleet.abort("same", "other")
+        assert fleet.abort("same")
+        await collect(fleet, request("same"))  # free at once
+        assert is_aborted(await running)
+        assert not fleet.abort("same")
 
-    async def test_aborting_all_of_an_owner_or_of_everybody(self):
-        async with fleet_of() as fleet:
-            lasting = [endless(f"r{i}", i) for i in range(6)]
-            tasks = [asyncio.create_task(collect(fleet, one, "ab"[i % 2])) for i, one in enumerate(lasting)]
-            await until(lambda: num_live(fleet) == 6)
-            assert num_live(fleet, "a") == 3
-            assert fleet.abort_all("a") == 3
-            assert fleet.abort_all(error=ShuttingDownError("the server is ending")) == 3
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(map(is_aborted, ends[::2]))
-            assert [type(error) for error in ends[1::2]] == [ShuttingDownError] * 3
-            assert num_live(fleet) == 0
+    async def test_aborting_all_of_an_owner_or_of_everybody(self, fleet: EngineFleet):
+        lasting = [endless(f"r{i}", i) for i in range(6)]
+        tasks = [asyncio.create_task(collect(fleet, one, "ab"[i % 2])) for i, one in enumerate(lasting)]
+        await until(lambda: num_live(fleet) == 6)
+        assert num_live(fleet, "a") == 3
+        assert fleet.abort_all("a") == 3
+        assert fleet.abort_all(error=ShuttingDownError("the server is ending")) == 3
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(map(is_aborted, ends[::2]))
+        assert [type(error) for error in ends[1::2]] == [ShuttingDownError] * 3
+        assert num_live(fleet) == 0
 
-    async def test_each_engine_gets_the_grammars_of_its_requests_from_one_compiler(self):
-        async with fleet_of() as fleet:
-            grammar, compiled = GrammarSpec("regex", "[a-z]+"), note_compilations(fleet.grammars)
-            wanted = [request(f"r{i}", (10 + i, 60 + i), grammar=grammar) for i in range(6)]
-            await asyncio.gather(*(collect(fleet, one) for one in wanted))
-            assert [(await engine.stats())["num_grammars"] for engine in fleet.engines] == [1, 1]
-            assert compiled == ["[a-z]+"]
+    async def test_each_engine_gets_the_grammars_of_its_requests_from_one_compiler(self, fleet: EngineFleet):
+        grammar, compiled = GrammarSpec("regex", "[a-z]+"), note_compilations(fleet.grammars)
+        wanted = [request(f"r{i}", (10 + i, 60 + i), grammar=grammar) for i in range(6)]
+        await asyncio.gather(*(collect(fleet, one) for one in wanted))
+        assert [(await engine.stats())["num_grammars"] for engine in fleet.engines] == [1, 1]
+        assert compiled == ["[a-z]+"]
 
     async def test_only_so_many_may_wait_in_all(self):
         async with fleet_of(max_queued_requests=1, max_running_requests=1) as fleet:
@@ -170,16 +180,15 @@ class TestRequests:
             fleet.abort_all()
             await asyncio.gather(*tasks)
 
-    async def test_caches_are_flushed_together(self):
-        async with fleet_of() as fleet:
-            await asyncio.gather(*(collect(fleet, request(f"r{i}", (i, i + 50))) for i in range(4)))
-            assert await num_cached(fleet) == [4, 4]
-            running, _ = await begun(fleet, endless("long"))
-            assert not await fleet.flush_cache()
-            fleet.abort_all()
-            await running
-            assert await fleet.flush_cache()
-            assert await num_cached(fleet) == [0, 0]
+    async def test_caches_are_flushed_together(self, fleet: EngineFleet):
+        await asyncio.gather(*(collect(fleet, request(f"r{i}", (i, i + 50))) for i in range(4)))
+        assert await num_cached(fleet) == [4, 4]
+        running, _ = await begun(fleet, endless("long"))
+        assert not await fleet.flush_cache()
+        fleet.abort_all()
+        await running
+        assert await fleet.flush_cache()
+        assert await num_cached(fleet) == [0, 0]
 
 
 class TestDeath:

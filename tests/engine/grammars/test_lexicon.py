@@ -11,7 +11,7 @@ from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.errors import JsgError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.speech.dialects import DIALECTS
-from jsg.speech.rules.call_grammar import NamedTool, Tool, tools_to_structural_tag
+from jsg.speech.rules.call_grammar import Tool, tools_to_structural_tag
 from jsg.types import GrammarSpec
 from tests.server.byte_tokenizer import write_byte_tokenizer
 
@@ -45,9 +45,7 @@ def test_a_marker_that_is_a_special_token_stands_as_one_where_the_grammar_names_
 
 
 def call_of(tool: Tool) -> GrammarSpec:
-    spec = tools_to_structural_tag([tool], NamedTool(tool.name), DIALECTS["mistral"], special_tokens=SPECIAL)
-    assert spec is not None
-    return spec
+    return tools_to_structural_tag([tool], "required", DIALECTS["mistral"], parallel=False, special_tokens=SPECIAL)
 
 
 def test_why_it_could_not_be_loaded_is_in_the_log_that_the_error_names(tmp_path: pathlib.Path, caplog):

@@ -38,12 +38,9 @@ def test_two_hosts_answer_as_two_devices_to_the_last_bit(shared_out: SharedOut):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "variant",
-    ["llama_gqa_head_dim", *(pytest.param(name, marks=pytest.mark.long) for name in ("mistral_window", "mixtral"))],
-)
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES])
 def test_the_tokens_are_those_of_one_process(tmp_path: Path, compile_cache_dir: str, variant: str):
-    """Two families are long: hosts with experts of their own are not, and a window is none of the hosts' business."""
+    """They are long: two hosts answer as two devices to the last bit, and two devices as one."""
     write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
     common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 24}
     common["num_requests"] = 5
