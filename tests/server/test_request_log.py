@@ -108,7 +108,8 @@ def logging_server(make_server: ServerMaker, tmp_path_factory: pytest.TempPathFa
 
 class TestLines:
     def test_a_finished_request(self, logging_server: LoggingServer):
-        body = {"prompt": "hello", "n": 2, "max_tokens": 4, "user": "alice"}
+        prompts = ["a" * 600, "b" * 600]  # together long enough for a thread
+        body = {"prompt": prompts, "max_tokens": 4, "user": "alice"}
         before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(milliseconds=1)
         response = logging_server.post("/v1/completions", body, "done", traceparent=TRACEPARENT)
         line = logging_server.line("done")

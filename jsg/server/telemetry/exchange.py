@@ -54,8 +54,8 @@ class Exchange:
         started_ns: Nanoseconds since the epoch.
         status: The status of the response; None before it begins.
         is_stream: Whether the response is a stream of events.
-        is_whole: Whether the end of the response was sent.
-        state: The ASGI state of the request, with its caller, its `request_id` and its `WaitClock`.
+        state: The ASGI state of the request, with its caller, its `request_id`, its `WaitClock`, and `is_whole` once
+            the end of the response was sent.
         user: The end user, as the client named it.
         prompts, answers: The prompts and the `n` answers to each in turn; empty before the generation begins.
         begun_at: `time.monotonic()` when the first generation began.
@@ -70,7 +70,7 @@ class Exchange:
         self.started_at = self.ended_at = time.monotonic()
         self.started_ns = time.time_ns()
         self.status: int | None = None
-        self.is_stream = self.is_whole = False
+        self.is_stream = False
         self.state = state
         self.user: str | None = None
         self.prompts: Sequence[Prompt] = ()
@@ -89,7 +89,8 @@ class Exchange:
     def note(self, message: Message) -> None:
         """Notes what is sent."""
         if message["type"] == "http.response.body":
-            self.is_whole = not message.get("more_body", False)
+            if not message.get("more_body", False):
+                self.state["is_whole"] = True
             return
         self.status = message["status"]
         self.is_stream = any(
@@ -210,7 +211,7 @@ class WatchExchanges:
         failed_status = CLIENT_LEFT
         try:
             yield exchange
-            if exchange.status is not None and not exchange.is_whole and not exchange.is_stream:
+            if exchange.status is not None and not exchange.is_stream and "is_whole" not in state:
                 exchange.failure = exchange.failure or CLIENT_DISCONNECT  # streams may have no end
         except asyncio.CancelledError:
             raise

@@ -141,7 +141,6 @@ class AnswerStream:
         self._num_tokens = 0
         self._held = GrowingText()
         self._reader = None if thoughts is None else ThoughtReader(thoughts)
-        self._is_split = thoughts is not None and thoughts.is_split
         self._thoughts = GrowingText()
         self._undecided = GrowingText()  # text that is thoughts or answer, where both are shown
         self._placed: list[TokenLogprob] = []
@@ -218,7 +217,7 @@ class AnswerStream:
         if reader is None or reader.is_over:
             self._place(score)
             return self._detokenizer.push((token_id,))
-        if not self._is_split:
+        if not reader.is_split:
             self._place(score)
             return self._unsplit_text(token_id, reader)
         is_mark = reader.marks(token_id)
@@ -253,7 +252,7 @@ class AnswerStream:
         if self._reader is None or self._reader.is_over:
             return text
         thoughts, answer = self._reader.finish(text)
-        if not self._is_split:
+        if not self._reader.is_split:
             return self._undecided.take_all() + text
         self._thoughts.append(thoughts)
         self._place(self._unplaced if answer else ())

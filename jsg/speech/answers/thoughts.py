@@ -362,6 +362,11 @@ class ThoughtReader:
         return self._splitter.phase is Phase.ANSWER
 
     @property
+    def is_split(self) -> bool:
+        """As in `Thoughts`."""
+        return self._thoughts.is_split
+
+    @property
     def may_begin(self) -> bool:
         """Whether thoughts may still begin: there was only white space so far."""
         return self._splitter.phase is Phase.BEFORE
