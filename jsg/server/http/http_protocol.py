@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 import h11
 import msgspec
+from h11._writers import ChunkedWriter
 from uvicorn.protocols.http.h11_impl import H11Protocol as UvicornConnection
 
 from jsg.server.caller import state_of
@@ -138,8 +139,11 @@ class _Parser(h11.Connection):
     def send(self, event: h11.Event) -> Any:
         """The bytes of an event, as in h11.
 
-        A response ends the connection if its request has not arrived whole, and if the server ends.
+        A response ends the connection if its request has not arrived whole, and if the server ends. A piece of a stream
+        changes no state, so it does not go through h11, which takes longer than all else that becomes of an event.
         """
+        if type(event) is h11.Data and event.data and type(self._writer) is ChunkedWriter:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
         if isinstance(event, h11.Response) and (self.their_state is h11.SEND_BODY or self._is_ending()):
             event = h11.Response(
                 status_code=event.status_code,
@@ -211,6 +215,7 @@ class _Transport:
 
     def __init__(self, transport: asyncio.Transport, is_receiving: Callable[[], bool], linger_s: float) -> None:
         self._transport = transport
+        self.write = transport.write
         self._is_receiving = is_receiving
         self._linger_s = linger_s
         self.is_lingering = False
