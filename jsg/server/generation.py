@@ -35,7 +35,6 @@ from jsg.waits import WaitReason, waiting
 HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
 MAX_PROMPT_TOKENS = 2**23  # of one HTTP request, each prompt counted n times; a token takes 40 bytes in the engine
-MAX_INLINE_CHARS = 1024  # work on so few takes less time than a thread costs
 TOKENS_PER_UNIT = 4096  # of a prompt, in units of `LoopShare`
 MAX_SCORES = 2**19  # log-probabilities of one HTTP request; the front takes about a second to make JSON of so many
 
@@ -264,7 +263,7 @@ class Generator:
 
     async def beside[T](self, work: Callable[[], T], num_chars: int) -> T:
         """The result of work on texts of so many characters. Long work is done beside the event loop."""
-        return work() if num_chars <= MAX_INLINE_CHARS else await self._threads.run(work, num_chars)
+        return await self._threads.run(work, num_chars)
 
     async def begin(self, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
         """The generation of `n` answers to each prompt. Nothing runs before `run` or `hold` is called.

@@ -11,7 +11,7 @@ from starlette.responses import Response
 class CallRoute(APIRoute):
     """A route that finds the arguments of its endpoint itself, where they are its body and what depends on the request.
 
-    The others, which have parameters in the path or the query, are FastAPI's.
+    Such an endpoint gives a `Response`. The others, which have parameters in the path or the query, are FastAPI's.
     """
 
     @property
