@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from jsg.cache_report import CacheReport
 from jsg.errors import FieldName, GrammarError, JsgError, RequestError, is_int, quote, require
@@ -470,7 +470,7 @@ class ConstraintReport:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """What one step added to one request. Nobody changes it; a frozen class would be four times as slow to build.
+    """What one step added to one request. A frozen class would be four times as slow to build.
 
     Attributes:
         rid: The name of the request.
@@ -547,12 +547,12 @@ def expand_answers(sampling: SamplingParams, fresh_seed: int) -> Sequence[Sampli
     return [altered(sampling, n=1, sampling_seed=(seed + i) % 2**64) for i in range(sampling.n)]
 
 
-def altered[Record: (SamplingParams, Request)](record: Record, **values: Any) -> Record:
-    """A copy with other values, which are known to be right.
+def altered[Record](record: Record, **values: Any) -> Record:
+    """A copy of a record with slots, with other values, which are known to be right.
 
     Nothing is checked again, as `dataclasses.replace` would do: one HTTP request may make a thousand such copies.
     """
     made = object.__new__(type(record))
-    for name in record.__slots__:
+    for name in cast(Any, record).__slots__:
         object.__setattr__(made, name, values[name] if name in values else getattr(record, name))
     return made

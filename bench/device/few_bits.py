@@ -103,7 +103,8 @@ def _random(form: Form | None, shape: tuple[int, ...], dtype: str) -> jax.Array 
         return jax.random.normal(jax.random.key(0), shape, dtype)
     kernel = zeros(form, shape, len(shape) - 2)
     codes = jax.random.bits(jax.random.key(0), kernel.values.shape, "uint8")
-    part = {"int8": 1 / 74, "int4": 1 / 4.6, "uint4": 1 / 8.8, "e2m1": 1 / 3}[form.numbers]
+    # Those of int4 have few significant bits, as the form promises.
+    part = {"int8": 1 / 74, "int4": 7 / 32, "uint4": 1 / 8.8, "e2m1": 1 / 3}[form.numbers]
     scale = jnp.full_like(kernel.scale, 16 if form.scale == "int8" else 2.0**-2 if form.scale.endswith("fnu") else part)
     return kernel._replace(
         values=jax.lax.bitcast_convert_type(codes, kernel.values.dtype),

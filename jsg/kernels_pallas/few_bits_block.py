@@ -208,10 +208,10 @@ class Reading(NamedTuple):
     def _of_8_bits(self, codes: Num[Array, "k n"], zero: Num[Array, "pieces n"] | None) -> Float[Array, "k n"]:
         """Numbers less their zeros, in float32 if there are any: the difference of two bytes has nine bits."""
         codes = lax.bitcast_convert_type(codes, TYPES[self.form.numbers])
-        if zero is None and self.form.numbers == "int8" and self.is_compiled:
-            return self._made(bytes_to_numbers(self.dtype), self.dtype, codes)
         if zero is None:
-            return codes.astype(self.dtype)
+            has_instructions = self.form.numbers == "int8" and self.is_compiled
+            made = self._made(bytes_to_numbers(self.dtype), self.dtype, codes) if has_instructions else codes
+            return made.astype(self.dtype)
         pieces = codes.astype(jnp.float32).reshape(-1, self.piece, codes.shape[1])
         return (pieces - zero.astype(jnp.float32)[:, None, :]).reshape(codes.shape)
 

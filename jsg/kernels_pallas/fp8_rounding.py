@@ -23,10 +23,8 @@ from jsg.kernels_pallas.reference_rows import opened
 
 ELEMENTS_OF_A_WARP = 1024
 
-type _Load = Callable[..., Float[Array, "groups length"]]
-"""Loads a row of an array whose first axis are rows, or its part at further indices; zero behind its end."""
-type _Make = Callable[[_Load, tuple[jax.Ref, ...]], tuple[Float[Array, "groups length"], ...]]
-"""Makes a row, and perhaps another that is written as it is."""
+type _Make = Callable[..., tuple[Float[Array, "groups length"], ...]]
+"""Makes a row, and perhaps another that is written as it is, of a function that loads rows and of what is given."""
 
 
 def rounded(x: Float[Array, "R D"], groups: int, *, interpret: bool = False) -> Fp8Rows:
@@ -47,7 +45,7 @@ def normed(
     """See `ops.normed_rows`."""
     depth = x.shape[1]
 
-    def make(load: _Load, given: tuple[jax.Ref, ...]) -> tuple[Float[Array, "groups length"], ...]:
+    def make(load: Callable[..., Array], given: tuple[jax.Ref, ...]) -> tuple[Float[Array, "groups length"], ...]:
         *summands, weights = given
         total = sum((load(each) for each in summands[1:]), start=load(summands[0]))
         wide = total.astype(jnp.float32)
@@ -63,11 +61,11 @@ def normed(
 def gated(gate_up: Float[Array, "R _ D"], activation: Activation, groups: int, *, interpret: bool = False) -> Fp8Rows:
     """See `ops.gated_rows`."""
     parts, depth = gate_up.shape[1:]
-
-    def make(load: _Load, given: tuple[jax.Ref, ...]) -> tuple[Float[Array, "groups length"], ...]:
-        return (opened(tuple(load(given[0], part) for part in range(parts)), activation, jnp.float32),)
-
-    rows, _ = _launch(make, (gate_up,), groups, depth, interpret=interpret)
+    rows, _ = _launch(
+        lambda load, given: (opened(tuple(load(given[0], i) for i in range(parts)), activation, jnp.float32),),
+        *((gate_up,), groups, depth),
+        interpret=interpret,
+    )
     return rows
 
 

@@ -397,15 +397,9 @@ def normed_rows(
     *,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T D"], Fp8Rows]:
-    """The residual stream, and its RMS norm, rounded for the product with a kernel. "triton" has one launch for it.
+    """The residual stream with what is added to it, and its RMS norm, rounded for the product with a kernel.
 
-    Args:
-        x: The residual stream.
-        more: What is added to it first; None for nothing.
-        factor: The weight of the norm.
-        eps: What is added to the mean square.
-        kernel: The kernel of the product.
-        implementation: "triton", "reference", or None for the best that works here.
+    "triton" has one launch for it. `factor` is the weight of the norm, `eps` what is added to the mean square.
     """
     groups = len(kernel.scale)
     if (implementation or best_implementation()) == "triton":

@@ -13,6 +13,9 @@ class IncrementalDetokenizer:
 
     The results of all pushes and of `finish` together equal `tokenizer.decode` of all ids. A push costs as much as its
     own tokens, because nothing is decoded twice.
+
+    Attributes:
+        is_inside_character: Whether the tokens so far end with the beginning of a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, prompt_tail_ids: Sequence[int] = ()):
@@ -27,13 +30,9 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.is_inside_character = False
         self._at_start = tokenizer.strips_leading_space
         self.push(prompt_tail_ids)
-
-    @property
-    def is_inside_character(self) -> bool:
-        """Whether the tokens so far end with the beginning of a character."""
-        return bool(self._decoder.getstate()[0])
 
     @property
     def unfinished(self) -> str:
@@ -46,8 +45,13 @@ class IncrementalDetokenizer:
         if self._at_start and raw:
             raw = raw.removeprefix(b" ")
             self._at_start = False
-        return self._decoder.decode(raw)
+        if not self.is_inside_character and raw.isascii():
+            return raw.decode()  # in a tenth of the time
+        text = self._decoder.decode(raw)
+        self.is_inside_character = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """Ends the text. Gives U+FFFD for a character that was begun and not completed, else nothing."""
+        self.is_inside_character = False
         return self._decoder.decode(b"", final=True)

@@ -1,18 +1,20 @@
 """The web application: routes, failures, access, names of requests."""
 
+from typing import final
+
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
 from jsg.server.anthropic import messages as anthropic_messages
 from jsg.server.front import FrontDoor
+from jsg.server.gate import Gate
 from jsg.server.http.access import KeyRing, RequireKey, open_paths
 from jsg.server.http.failures import add_failure_handlers
 from jsg.server.http.interface import describe
-from jsg.server.http.methods import HeadAsGet
 from jsg.server.http.origins import CheckOrigin
-from jsg.server.http.request_id import NameRequests
-from jsg.server.http.root_path import StripRootPath, checked_root_path
+from jsg.server.http.root_path import checked_root_path
 from jsg.server.native import (
     admin,
     generate,
@@ -33,7 +35,22 @@ from jsg.server.telemetry import routes as metrics
 from jsg.server.telemetry.telemetry import Telemetry
 
 
-def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | None = None) -> FastAPI:
+@final
+class App(FastAPI):
+    """FastAPI behind a gate.
+
+    Attributes:
+        gate: Takes every HTTP request.
+    """
+
+    gate: Gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI call."""
+        await self.gate(scope, receive, send)
+
+
+def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | None = None) -> App:
     """The application; it answers 503 until the door has a front. `telemetry` watches its requests."""
     keys, root_path = KeyRing.of(config), checked_root_path(config.root_path)
     if config.kv_events_endpoint is not None and keys.has_several_users:
@@ -42,7 +59,7 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
             "out, or give all users one key"
         )
     # The interactive pages would load scripts from elsewhere: none. `describe` adds `/openapi.json`.
-    app = FastAPI(title="jsg", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = App(title="jsg", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.max_request_bytes = config.max_request_bytes
     app.state.strict_fields = config.strict_fields
     app.state.logged_warnings = set()
@@ -61,12 +78,14 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     if root_path and any(f"{route.path}/".startswith(f"{root_path}/") for route in [*routes, *page]):
         raise ConfigError(f"--root-path {root_path} is where the server has paths of its own; choose another prefix")
     add_failure_handlers(app, routes)
-    app.add_middleware(HeadAsGet)
-    app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config) | {route.path for route in page})
-    app.add_middleware(CheckOrigin, config=config)
-    app.add_middleware(NameRequests)  # outside of all that answers: every answer carries the name
-    telemetry = telemetry or Telemetry(config)
-    telemetry.watch(app, routes)
-    if root_path:
-        app.add_middleware(StripRootPath, prefix=root_path)
+    app.state.telemetry = telemetry = telemetry or Telemetry(config)
+    app.gate = Gate(
+        app,
+        super(App, app).__call__,
+        routes,
+        root_path=root_path,
+        watch=telemetry.watch([*app.routes, *routes]),
+        origins=CheckOrigin(config),
+        keys=RequireKey(keys, open_paths(config) | {route.path for route in page}),
+    )
     return app

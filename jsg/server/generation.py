@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import itertools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import final
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, final
 
 from jsg.config import ServerConfig
 from jsg.constrained.special_tokens import check_names
@@ -23,21 +22,20 @@ from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
+from jsg.server.deltas import Deltas
 from jsg.server.limits import Admission
 from jsg.server.loop_share import IDS_PER_UNIT, PER_UNIT, LoopShare
 from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
 from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt, with_common_point
 from jsg.speech.answers.tool_calls import nameable_tokens
-from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams
+from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput, SamplingParams, altered
 from jsg.waits import WaitReason, waiting
 
 HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
 MAX_PROMPT_TOKENS = 2**23  # of one HTTP request, each prompt counted n times; a token takes 40 bytes in the engine
-MAX_INLINE_CHARS = 1024  # work on so few takes less time than a thread costs
 TOKENS_PER_UNIT = 4096  # of a prompt, in units of `LoopShare`
-ENDED_AT_ONCE = 16  # answers whose generation ends before they do
 MAX_SCORES = 2**19  # log-probabilities of one HTTP request; the front takes about a second to make JSON of so many
 
 
@@ -69,24 +67,25 @@ class Generation:
         self._share = share
         self._observers = observers
         self._begun = Begun(call.route, call.user, prompts, answers, self.started_at)
+        self._deltas = Deltas(0)
+        self._ends: dict[int, Callable[[], None]] = {}  # what ends the request of each answer that is under way
+        self._leave: Callable[[], None] = _nothing
+        self._watch_hold: Callable[[Callable[[], None]], None] = _nothing
         self._is_held = False
+        self._timer: asyncio.TimerHandle | None = None
         # However many grammars the request brings, few of them stand in the line of its key at a time: else they would
         # wait too long for each other, and the grammars of other requests would wait for all of them.
         self._grammar_turns = asyncio.Semaphore(AT_ONCE)
 
-    async def run(self, *, is_read: bool = True) -> AsyncGenerator[tuple[int, AnswerDelta]]:
-        """Generates all answers side by side; yields (index of an answer, all that is new of it). May be called once.
-
-        A reader that is slower than the engine gets larger deltas, not more of them: each delta brings its answer up to
-        date. Closing the generator early, or the failure of one answer, aborts all answers.
+    @contextlib.asynccontextmanager
+    async def run(self, *, is_read: bool = True) -> AsyncGenerator[Deltas]:
+        """Generates all answers side by side during the block, which may be left early. May be entered once.
 
         Args:
             is_read: Somebody reads the answers as they grow. Otherwise they come in fewer and larger deltas.
 
         Raises:
             ShuttingDownError, RateLimitError, RequestError: The request is not let in.
-            TimeLimitError: An answer did not come in time.
-            JsgError: `EngineClient.generate` raised it, or the engine failed an answer.
         """
         tenant, is_let_in = self.call.caller.tenant, self.call.is_let_in
         try:
@@ -97,111 +96,114 @@ class Generation:
                 observer.on_end(self._begun, error)
             raise
         with self._admission.enter(tenant, len(self.answers), is_let_in=is_let_in) as leave:
-            sources = [self._deltas(answer, leave, is_read=is_read) for answer in self.answers]
-            async with contextlib.aclosing(self._watched(sources)) as deltas:
-                async for index, delta in deltas:
-                    yield index, delta
+            async with self._under_way(is_read=is_read, leave=leave) as deltas:
+                yield deltas
 
-    async def hold(self) -> AsyncGenerator[AnswerDelta]:
-        """Holds the prompt of its one answer, whose request is a hold, in the cache. May be called once.
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncGenerator[Deltas]:
+        """Holds the prompt of its one answer, whose request is a hold, in the cache. May be entered once.
 
-        Yields a delta without finish once the prompt is cached. The last delta comes when the hold ends by itself:
-        after `--hold-timeout`, when the server ends, or when the engine needs the memory. Closing the generator ends
-        the hold too. To observers the answer finishes when the prompt is cached: the wait that follows is no latency.
+        There is a delta without finish once the prompt is cached. The last delta comes when the hold ends by itself:
+        after `--hold-timeout`, when the server ends, or when the engine needs the memory. To leave the block ends the
+        hold too. To observers the answer finishes when the prompt is cached: the wait that follows is no latency.
 
         Raises:
             ShuttingDownError, RateLimitError: The hold is not let in.
-            TimeLimitError: The prompt was not cached in time.
-            JsgError: `EngineClient.generate` raised it.
         """
-        with self._admission.hold(self.call.caller.tenant) as watch:
-            async with contextlib.aclosing(self._watched([self._held(self.answers[0], watch)])) as deltas:
-                async for _, delta in deltas:
-                    yield delta
+        with self._admission.hold(self.call.caller.tenant) as self._watch_hold:
+            async with self._under_way(is_read=True, leave=lambda: None) as deltas:
+                yield deltas
 
-    async def _watched(self, sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
+    async def complete(self) -> None:
+        """Generates all answers to their ends. Raises as `run` and `Deltas`."""
+        async with self.run(is_read=False) as deltas:
+            async for _ in deltas:
+                pass
+
+    @contextlib.asynccontextmanager
+    async def _under_way(self, *, is_read: bool, leave: Callable[[], None]) -> AsyncGenerator[Deltas]:
+        self._leave, self._deltas = leave, Deltas(len(self.answers))
         ending: BaseException | None = None
         for observer in self._observers:
             observer.on_start(self._begun)
+        beginning = asyncio.create_task(self._begin_all(is_read=is_read))
         try:
-            async with contextlib.aclosing(_merge(sources, self._turn)) as deltas:
-                async for index, delta in deltas:
-                    yield index, delta
+            self._watch_time()
+            yield self._deltas
         except BaseException as error:
             ending = error
             raise
         finally:
+            beginning.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            while self._ends:
+                self._ends.popitem()[1]()
+            self._deltas.close()
             for observer in self._observers:
                 observer.on_end(self._begun, None if self._is_held else ending)
             ending = None  # else its traceback, which has this frame, would hold it and all of the request
 
-    async def _turn(self, index: int) -> None:
-        """Waits until an answer may begin. A long prompt takes as much time as several short ones."""
-        num_tokens = len(self.answers[index].request.input_ids)
-        await self._share.turn(self.call.caller.tenant, 1 + num_tokens / TOKENS_PER_UNIT)
-
-    async def complete(self) -> None:
-        """Generates all answers to their ends. Raises as `run`."""
-        async with contextlib.aclosing(self.run(is_read=False)) as deltas:
-            async for _ in deltas:
-                pass
-
-    async def _deltas(self, answer: Answer, leave: Callable[[], None], *, is_read: bool) -> AsyncGenerator[AnswerDelta]:
-        limits, has_token = self._admission, False
-        is_streamed = is_read or not answer.ends_in_engine
-        tenant, turns = self.call.caller.tenant, self._grammar_turns
-        outputs = self._client.generate(answer.request, tenant, is_streamed=is_streamed, grammar_turns=turns)
+    async def _begin_all(self, *, is_read: bool) -> None:
+        """Begins the answers, each in its turn. A long prompt takes as much time as several short ones."""
+        tenant = self.call.caller.tenant
         try:
-            # `_merge` only puts these deltas aside, so the timer interrupts a wait for the engine and nothing else.
-            async with (
-                asyncio.timeout_at(limits.due(self.started_at, has_token=has_token)) as timer,
-                contextlib.aclosing(outputs),
-            ):
-                async for output in outputs:
-                    delta = self._push(answer, output)
-                    if answer.token_ids and not has_token:
-                        has_token = True
-                        timer.reschedule(limits.due(self.started_at, has_token=True))
-                    yield delta
-                    if delta.finish is not None:
-                        leave()
-                        return  # closing `outputs` aborts the request: the engine knows no stop string
-        except TimeoutError:
-            raise limits.exceeded(has_token=has_token) from None
+            for index, answer in enumerate(self.answers):
+                await self._share.turn(tenant, 1 + len(answer.request.input_ids) / TOKENS_PER_UNIT)
+                self._ends[index] = self._client.begin(
+                    answer.request,
+                    tenant,
+                    functools.partial(self._take, index),
+                    is_streamed=is_read or not answer.ends_in_engine,
+                    grammar_turns=self._grammar_turns,
+                )
+        except Exception as error:
+            self._deltas.fail(error)
 
-    async def _held(
-        self, answer: Answer, watch: Callable[[asyncio.Timeout], Callable[[], None]]
-    ) -> AsyncGenerator[AnswerDelta]:
-        limits = self._admission
-        outputs = self._client.generate(answer.request, self.call.caller.tenant)
+    def _take(self, index: int, output: RequestOutput | Exception) -> None:
+        """The sink of one answer: see `streams.Sink`. An error ends the generation."""
+        if isinstance(output, Exception):
+            self._deltas.fail(output)
+            return
         try:
-            async with (
-                asyncio.timeout_at(limits.due(self.started_at, has_token=False)) as timer,
-                contextlib.aclosing(outputs),
-                contextlib.AsyncExitStack() as stack,
-            ):
-                async for output in outputs:
-                    delta = self._push(answer, output)
-                    if delta.finish is None and not self._is_held:
-                        self._is_held = True
-                        stack.callback(watch(timer))
-                    yield delta
-                    if delta.finish is not None:
-                        return
-        except TimeoutError:
+            answer = self.answers[index]
+            delta = answer.push(output)
             if not self._is_held:
-                raise limits.exceeded(has_token=False) from None
-            yield self._push(answer, RequestOutput(rid=answer.request.rid, finish=FinishReason(FinishType.STOP)))
+                self._show(answer, delta)
+            if delta.finish is not None:
+                if delta.finish.type is FinishType.ERROR:
+                    raise delta.finish.to_error()
+                self._leave()
+                self._ends.pop(index)()  # the engine knows no stop string
+            self._deltas.put(index, delta)
+        except Exception as error:
+            self._deltas.fail(error)
 
-    def _push(self, answer: Answer, output: RequestOutput) -> AnswerDelta:
-        delta = answer.push(output)
-        shown = dataclasses.replace(delta, finish=delta.finish or HELD) if answer.request.hold else delta
-        if not self._is_held:
-            for observer in self._observers:
-                observer.on_delta(self._begun, answer, shown)
-        if delta.finish is not None and delta.finish.type is FinishType.ERROR:
-            raise delta.finish.to_error()
-        return delta
+    def _show(self, answer: Answer, delta: AnswerDelta) -> None:
+        is_hold = answer.request.hold
+        shown = dataclasses.replace(delta, finish=delta.finish or HELD) if is_hold else delta
+        for observer in self._observers:
+            observer.on_delta(self._begun, answer, shown)
+        if is_hold and delta.finish is None:
+            self._is_held = True
+            self._watch_hold(self._release)
+
+    def _release(self) -> None:
+        """Ends a hold whose time is over."""
+        if self._ends:
+            self._take(0, RequestOutput(rid=self.answers[0].request.rid, finish=FinishReason(FinishType.STOP)))
+
+    def _watch_time(self) -> None:
+        """Ends the generation at the time by which an answer must have its first token or its end, if there is one."""
+        still_open = [answer for answer in self.answers if answer.finish is None]
+        has_token = all(answer.token_ids for answer in still_open)
+        due, loop = self._admission.due(self.started_at, has_token=has_token), asyncio.get_running_loop()
+        if due is None or not still_open or self._is_held:
+            return
+        if loop.time() < due:
+            self._timer = loop.call_at(due, self._watch_time)
+        else:
+            self._deltas.fail(self._admission.exceeded(has_token=has_token))
 
 
 @final
@@ -261,7 +263,7 @@ class Generator:
 
     async def beside[T](self, work: Callable[[], T], num_chars: int) -> T:
         """The result of work on texts of so many characters. Long work is done beside the event loop."""
-        return work() if num_chars <= MAX_INLINE_CHARS else await self._threads.run(work, num_chars)
+        return await self._threads.run(work, num_chars)
 
     async def begin(self, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
         """The generation of `n` answers to each prompt. Nothing runs before `run` or `hold` is called.
@@ -308,7 +310,7 @@ class Generator:
         for prompt, patterns in zip(prompts, makers, strict=True):
             units = prompt.sampling.n / PER_UNIT + len(prompt.input_ids) / IDS_PER_UNIT
             await self.share.turn(call.caller.tenant, units)
-            marked = dataclasses.replace(prompt, post=call.post)
+            marked = altered(prompt, post=call.post)
             answers += marked.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, self.share, observers)
@@ -337,52 +339,5 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
-async def _merge(
-    sources: Sequence[AsyncGenerator[AnswerDelta]], turn: Callable[[int], Awaitable[None]]
-) -> AsyncGenerator[tuple[int, AnswerDelta]]:
-    """Runs all sources side by side, each up to its finish; yields (index of a source, all its deltas that wait).
-
-    A source begins when it has its turn. The first failure closes all sources.
-    """
-    waiting: list[list[AnswerDelta]] = [[] for _ in sources]
-    arrived: asyncio.Queue[int | Exception] = asyncio.Queue()  # the sources whose deltas wait, each once
-    tasks: list[asyncio.Task[None]] = []
-
-    async def drain(index: int, source: AsyncGenerator[AnswerDelta]) -> None:
-        try:
-            async with contextlib.aclosing(source):
-                async for delta in source:
-                    if not waiting[index]:
-                        arrived.put_nowait(index)
-                    waiting[index].append(delta)
-        except asyncio.CancelledError:
-            pass  # a task that ends by it keeps its traceback, whose frames have the task
-        except Exception as error:  # the loop below raises it
-            arrived.put_nowait(error)
-
-    async def begin_all() -> None:
-        for index, source in enumerate(sources):
-            await turn(index)
-            tasks.append(asyncio.create_task(drain(index, source)))
-
-    beginning = asyncio.create_task(begin_all())
-    num_open, item = len(sources), None
-    try:
-        while num_open:
-            item = await arrived.get()
-            if isinstance(item, Exception):
-                raise item
-            deltas, waiting[item] = waiting[item], []
-            delta = AnswerDelta.join(deltas)
-            num_open -= delta.finish is not None
-            yield item, delta
-    finally:
-        beginning.cancel()
-        await asyncio.gather(beginning, return_exceptions=True)
-        for some in itertools.batched(tasks, ENDED_AT_ONCE):
-            for task in some:
-                task.cancel()
-            await asyncio.gather(*some, return_exceptions=True)
-        item = None  # errors have tracebacks with these frames, which would hold them
-        while not arrived.empty():
-            arrived.get_nowait()
+def _nothing(*_: Any) -> None:
+    """Does nothing."""

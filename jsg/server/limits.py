@@ -87,7 +87,7 @@ class Admission:
         self.is_closed = False
         self._under_way: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[tuple[str, str]] = collections.Counter()  # by kind and tenant
-        self._hold_timers: set[asyncio.Timeout] = set()
+        self._holds: dict[asyncio.TimerHandle, Callable[[], None]] = {}  # what ends each of those whose time runs
         self._rooms = _Lines(lambda tenant, _, num_answers: self._excess(tenant, num_answers) is None)
         self._streams = _Lines(lambda _, num_taken, num: num_taken + num <= max(MAX_STREAMS, num))
         self._is_over = False
@@ -97,9 +97,8 @@ class Admission:
     def close(self) -> None:
         """From now on nothing enters. Answers under way go on; holds end, because nothing would come of waiting."""
         self.is_closed = True
-        for timer in self._hold_timers:
-            if not timer.expired():  # the hold of an expired timer is ending already
-                timer.reschedule(asyncio.get_running_loop().time())
+        for end in [*self._holds.values()]:
+            end()
 
     def end(self) -> None:
         """From now on nothing enters, not even for a program that is under way."""
@@ -127,31 +126,30 @@ class Admission:
         )
 
     @contextlib.contextmanager
-    def hold(self, tenant: str) -> Iterator[Callable[[asyncio.Timeout], Callable[[], None]]]:
-        """Lets a hold in. Gives a function that takes the timer of the hold once its prompt is cached.
+    def hold(self, tenant: str) -> Iterator[Callable[[Callable[[], None]], None]]:
+        """Lets a hold in. Gives a function that takes, once its prompt is cached, what ends the hold.
 
-        From then on the timer expires after `--hold-timeout`, or when the server ends. The function returns another
-        one, which must be called before the timer's block ends, because the timer cannot be set after that.
+        That is called after `--hold-timeout`, or when the server ends, unless the hold has ended by then.
 
         Raises:
             ShuttingDownError: The server is ending.
             RateLimitError: The key has too many.
             QueueFullError: All keys together have more than `MAX_OTHERS`.
         """
-        timers: list[asyncio.Timeout] = []
+        timers: list[asyncio.TimerHandle] = []
 
-        def watch(timer: asyncio.Timeout) -> Callable[[], None]:
-            timers.append(timer)
-            self._hold_timers.add(timer)
-            loop = asyncio.get_running_loop()
-            timer.reschedule(loop.time() + (0 if self.is_closed else self.config.hold_timeout))
-            return lambda: self._hold_timers.discard(timer)
+        def watch(end: Callable[[], None]) -> None:
+            after_s = 0 if self.is_closed else self.config.hold_timeout
+            timers.append(asyncio.get_running_loop().call_later(after_s, end))
+            self._holds[timers[0]] = end
 
         with self._other("holds", tenant):
             try:
                 yield watch
             finally:
-                self._hold_timers.difference_update(timers)
+                for timer in timers:
+                    timer.cancel()
+                    del self._holds[timer]
 
     def program(self, tenant: str) -> contextlib.AbstractContextManager[None]:
         """Lets a program in. Raises as `hold`."""

@@ -12,6 +12,7 @@ from jsg.errors import QueueFullError
 from jsg.malloc import trim
 from jsg.waits import WaitReason, waiting
 
+INLINE_BYTES = 2**10  # take less time than to hand them to a thread
 LONG_BYTES = 2**17  # take about 30 ms; larger texts go to the threads for long work
 LARGE_BYTES = 2**20
 """After larger texts the C library's free pages are given back: `tokenizers` needs some 130 bytes for each byte, and a
@@ -40,12 +41,14 @@ class TextThreads:
         self._media = ThreadPoolExecutor(max(1, num_cores // 4), "jsg-media")
 
     async def run[T](self, work: Callable[[], T], num_bytes: int) -> T:
-        """Runs work; returns its result, or raises what it raises.
+        """Runs work; returns its result, or raises what it raises. Short work is done at once.
 
         Args:
             work: It must not touch anything that other threads change.
             num_bytes: The approximate size of the texts, or of the body that they came in.
         """
+        if num_bytes <= INLINE_BYTES:
+            return work()
         pool = self._long if num_bytes > LONG_BYTES else self._short
         begun = functools.partial(_then_trim, work) if num_bytes > LARGE_BYTES else work
         with waiting(WaitReason.TEXT):

@@ -1,5 +1,6 @@
 """The application in this process, around an engine that says what a test tells it and remembers its requests."""
 
+import abc
 import asyncio
 import contextlib
 import functools
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from jsg.config import EngineConfig, ServerConfig
 from jsg.constrained.text_patterns import PatternSet, PatternTables, pattern_tables
 from jsg.engine.child.protocol import ModelInfo
+from jsg.engine.front.streams import Sink
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import JsgError
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
@@ -66,7 +68,26 @@ class InPlaceCompiler:
         return pattern_tables(patterns)
 
 
-class ScriptedClient:
+class Generating(abc.ABC):
+    """In place of an `EngineClient`, with a generator in place of a sink."""
+
+    @abc.abstractmethod
+    def generate(self, request: Request, owner: str = "", **options: Any) -> AsyncGenerator[RequestOutput]:
+        """The outputs of a request."""
+
+    def begin(self, request: Request, owner: str, sink: Sink, **options: Any) -> Callable[[], object]:
+        async def run() -> None:
+            try:
+                async with contextlib.aclosing(self.generate(request, owner, **options)) as outputs:
+                    async for output in outputs:
+                        sink(output)
+            except Exception as error:
+                sink(error)
+
+        return asyncio.create_task(run()).cancel
+
+
+class ScriptedClient(Generating):
     """In place of an `EngineClient`. The log-probability of every token is -0.5.
 
     Attributes:
@@ -107,7 +128,7 @@ class ScriptedClient:
         self._tokenizer = tokenizer
 
     async def generate(
-        self, request: Request, _owner: str = "", *, is_streamed: bool = True, grammar_turns: object = None
+        self, request: Request, owner: str = "", *, is_streamed: bool = True, grammar_turns: object = None
     ) -> AsyncGenerator[RequestOutput]:
         self.requests.append(request)
         self.grammar_turns.append(grammar_turns)

@@ -16,12 +16,13 @@ from jsg.server.native import health
 from jsg.server.native.health import EngineProbe
 from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput
 from tests.server.running import RunningServer
+from tests.server.scripted import Generating
 from tests.server.threads import ServerMaker
 
 LONG = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
 
 
-class ScriptedClient:
+class ScriptedClient(Generating):
     """Counts its requests; each waits for the gate and then gives what comes next in the script."""
 
     def __init__(self, *script: RequestOutput | Exception, takes_grammars: bool = False) -> None:
@@ -40,7 +41,7 @@ class ScriptedClient:
             raise self.unusable
 
     async def generate(
-        self, request: Request, owner: str, *, is_streamed: bool = True
+        self, request: Request, owner: str = "", *, is_streamed: bool = True
     ) -> AsyncGenerator[RequestOutput]:
         self.requests.append((request, owner))
         self.num_live += 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jsg.config import ServerConfig
-from jsg.errors import RequestError
+from jsg.errors import RequestError, ShuttingDownError
 from jsg.processing.parts import TextPart, TokenPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import MAX_PROMPT_TOKENS, MAX_SCORES, Generator
@@ -31,42 +31,26 @@ class TestTimers:
         client = server.engine
         generator = Generator(client, server.tokenizer, random_seed=0, config=ServerConfig(hold_timeout=0.01))  # pyright: ignore[reportArgumentType]
         held = Prompt(rid="r", input_ids=(1, 2), sampling=SamplingParams(max_new_tokens=0), hold=True)
-        deltas = (await generator.begin(CALL, [held])).hold()
-        await anext(deltas)
-        while client.held:
-            await asyncio.sleep(0.005)
-        generator.admission.close()
-        generator.admission.end()
-        await deltas.aclose()
+        async with (await generator.begin(CALL, [held])).hold() as deltas:
+            await anext(deltas)
+            while client.held:
+                await asyncio.sleep(0.005)
+            generator.admission.close()
+            generator.admission.end()
 
-    async def test_the_end_may_come_while_one_is_ending(self):
-        admission = Admission(ServerConfig(hold_timeout=0.001))
-        is_ending = asyncio.Event()
-        may_end = asyncio.Event()
-
-        async def hold() -> None:
-            with admission.hold("") as watch:
-                async with asyncio.timeout_at(None) as timer:
-                    watch(timer)
-                    try:
-                        await asyncio.Event().wait()
-                    finally:
-                        is_ending.set()
-                        await may_end.wait()
-
-        task = asyncio.create_task(hold())
-        await is_ending.wait()
-        admission.close()
-        may_end.set()
-        with pytest.raises(TimeoutError):
-            await task
-
-    async def test_a_timer_that_has_ended_is_forgotten(self):
-        admission = Admission(ServerConfig())
+    async def test_the_server_ends_those_that_have_not_ended(self):
+        admission, ended = Admission(ServerConfig(hold_timeout=0.001)), list[int]()
         with admission.hold("") as watch:
-            async with asyncio.timeout_at(None) as timer:
-                watch(timer)()
+            watch(lambda: ended.append(1))
+        with admission.hold("") as watch:
+            watch(lambda: ended.append(2))
             admission.close()
+            assert ended == [2]
+        await asyncio.sleep(0.005)
+        admission.close()
+        assert ended == [2]
+        with pytest.raises(ShuttingDownError), admission.hold(""):
+            pass
 
 
 class TestBudget:

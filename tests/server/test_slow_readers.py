@@ -26,13 +26,14 @@ from jsg.server.loop_share import UNITS, LoopShare
 from jsg.server.telemetry.exchange import EndpointTable, Exchange, WatchExchanges
 from jsg.speech.answers.answer import Prompt
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
+from tests.server.scripted import Generating
 
 NUM_TOKENS = 50
 TEXT = "ab" * (NUM_TOKENS // 2)
 CALL = ApiCall(caller=Caller(), route="/generate")
 
 
-class ScriptedClient:
+class ScriptedClient(Generating):
     """Gives "abab..." token by token; the event loop turns once before each. The last prompt token is how it ends."""
 
     most_requests = 1000
@@ -81,7 +82,7 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
     async def run() -> weakref.ref:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(int(ends == "failed"), n=2)])
         with contextlib.suppress(JsgError):
-            async with contextlib.aclosing(generation.run()) as deltas:
+            async with generation.run() as deltas:
                 async for _ in deltas:
                     if ends == "left":
                         break
@@ -95,14 +96,13 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
 
 
 async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
-    generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
-    read = []
-    async for index, delta in generation.run():
-        read.append((index, delta))
-        seen = "".join(each.text for i, each in read if i == index)
-        assert generation.answers[index].text == seen, "a delta brings its answer up to date"
-        await turns(5 * NUM_TOKENS)
-    read = read
+    generation, read = await make_generator(tokenizer).begin(CALL, [prompt(n=3)]), []
+    async with generation.run() as deltas:
+        async for index, delta in deltas:
+            read.append((index, delta))
+            seen = "".join(each.text for i, each in read if i == index)
+            assert generation.answers[index].text == seen, "a delta brings its answer up to date"
+            await turns(5 * NUM_TOKENS)
     assert len(read) <= 6
     for index in range(3):
         deltas = [delta for i, delta in read if i == index]
@@ -113,7 +113,8 @@ async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenize
 
 async def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
     generation = await make_generator(tokenizer).begin(CALL, [prompt()])
-    assert [delta.text async for _, delta in generation.run()] == list(TEXT)
+    async with generation.run() as deltas:
+        assert [delta.text async for _, delta in deltas] == list(TEXT)
 
 
 async def test_readers_of_long_lists_share_the_turns_of_the_loop():
@@ -186,8 +187,9 @@ async def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bo
 def test_a_failure_reaches_a_slow_reader(tokenizer):
     async def main() -> None:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(), prompt(1)])
-        async for _ in generation.run():
-            await turns(5 * NUM_TOKENS)
+        async with generation.run() as deltas:
+            async for _ in deltas:
+                await turns(5 * NUM_TOKENS)
 
     with pytest.raises(JsgError, match="the last token failed"):
         asyncio.run(main())
@@ -304,7 +306,7 @@ def test_the_pieces_of_a_list_are_its_json(size: int):
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_client_that_leaves_during_a_long_body_is_reported(leaves: bool):
+async def test_a_client_that_leaves_during_a_long_body_is_reported(leaves: bool):
     """The status is 200, which the head said, as in a stream of events."""
     seen = list[tuple[int | None, str, bool]]()
 
@@ -315,16 +317,16 @@ def test_a_client_that_leaves_during_a_long_body_is_reported(leaves: bool):
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"} if leaves else await asyncio.Future()
 
-    async def send(_message: Any) -> None:
-        await asyncio.sleep(0)
+    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
+    with WatchExchanges(EndpointTable([], object), [Seen()], Counter()).exchange(scope) as exchange:
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def send(message: Any) -> None:
+            exchange.note(message)
+            await asyncio.sleep(0)
+
         pieces = iter([b"[", b"1" * (PIECE_BYTES + 1), b"]"])
         response = await respond_in_pieces(pieces, functools.partial(asyncio.sleep, 0))
         await response(scope, receive, send)
-
-    scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
-    asyncio.run(WatchExchanges(app, EndpointTable([], object), [Seen()], Counter())(scope, receive, send))
     assert seen == [(200, "client_disconnect" if leaves else "ok", not leaves)]
 
 

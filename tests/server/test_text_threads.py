@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from jsg.server import text_threads
 from jsg.server.front import FrontDoor
@@ -90,14 +91,14 @@ async def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes
     is_cancelled: list[bool] = []
 
     @router.post("/wait")
-    async def wait(body: Text) -> str:
+    async def wait(body: Text) -> Response:
         try:
             await asyncio.sleep(DEADLINE_S if sees or num_bytes == LONG_BYTES else 0.1)
         except asyncio.CancelledError:
             is_cancelled.append(True)
             raise
         is_cancelled.append(False)
-        return body.text[:1]
+        return Response(body.text[:1])
 
     app = FastAPI()
     app.state.max_request_bytes = 2**20

@@ -15,7 +15,7 @@ import functools
 import logging
 import signal
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast, final
 
 import msgspec
@@ -31,11 +31,11 @@ from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.places import Places
 from jsg.engine.front.routing import Reason
 from jsg.engine.front.sent_grammars import SentGrammars
-from jsg.engine.front.streams import Stream, Streams
+from jsg.engine.front.streams import Sink, Stream, Streams
 from jsg.engine.front.tree_feed import TreeFeed
 from jsg.errors import EngineDeadError, JsgError, RequestError, queue_full, waited_too_long
 from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput, altered
-from jsg.waits import WaitReason, stat_of, sum_of, waited_so_far
+from jsg.waits import WaitReason, stat_of
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class EngineClient:
 
     A request has an owner: the tenant whose key it came with. Owners share the engine and see nothing of each other.
 
-    Invariant: a request has a stream from the start of `generate` until its last output, its abort or its close. No
+    Invariant: a request has a stream from its `begin` until its last output, its abort or its end. No
     stream outlives the engine.
 
     Attributes:
@@ -201,48 +201,39 @@ class EngineClient:
         """Empty, because one engine leaves no choice."""
         return {}
 
-    async def generate(
+    def begin(
         self,
         request: Request,
-        owner: str = "",
+        owner: str,
+        sink: Sink,
         *,
         is_streamed: bool = True,
         grammar_turns: asyncio.Semaphore | None = None,
-    ) -> AsyncGenerator[RequestOutput]:
-        """Yields the outputs of a request up to the one with `finish`. Closing it early aborts the request.
+    ) -> Callable[[], None]:
+        """Begins a request. Returns a function that ends it, and does nothing where it has ended.
 
         Args:
             request: The request.
             owner: Its owner.
+            sink: Takes its outputs. The errors that it may get: RequestError, the engine refused the request;
+                GrammarError, its grammar is wrong or not supported; QueueFullError, too many requests wait, or as
+                QueueTimeoutError it waited longer than `--queue-timeout`; EngineDeadError, the engine ended; and the
+                error that `abort_all` was given.
             is_streamed: False where nobody reads its outputs as they come: see `Request`.
             grammar_turns: Its grammar is not asked for before it has one of these.
 
         Raises:
-            RequestError: The engine refused it, or its rid is that of a live request of this owner.
-            GrammarError: Its grammar is wrong or not supported.
-            QueueFullError: Too many requests wait. As QueueTimeoutError: it waited longer than `--queue-timeout`.
-            EngineDeadError: The engine ended.
-            JsgError: The error that `abort_all` was given.
+            RequestError: Its rid is that of a live request of this owner, or it cannot be sent.
+            QueueFullError, EngineDeadError: As above.
         """
-        stream, before = self._open(request, owner), waited_so_far()
-        try:
-            grammar = request.sampling.grammar
-            if isinstance(grammar, GrammarSpec):
-                await self._have_compiled(stream, grammar, grammar_turns or asyncio.Semaphore())
-            if self._streams.on_wire(stream.wire_name):  # else it was aborted while its grammar was compiled
-                self._send(stream, request, is_streamed=is_streamed)
-            is_first = True
-            while True:
-                output = await stream.arrived.get()
-                if isinstance(output, JsgError):
-                    raise output
-                waited = sum_of((before, stream.waited, output.waited)) if is_first else output.waited
-                queue_s, is_first = output.queue_s + stream.waited_s, False
-                yield dataclasses.replace(output, rid=stream.rid, queue_s=queue_s, waited=waited)
-                if output.finish is not None:
-                    return
-        finally:
-            self._abort(stream)
+        stream, grammar = self._open(request, owner, sink), request.sampling.grammar
+        if isinstance(grammar, GrammarSpec) and grammar.key not in self._sent_grammars:
+            turns = grammar_turns or asyncio.Semaphore()
+            compiling = self._compile_and_send(stream, grammar, turns, request, is_streamed=is_streamed)
+            stream.compiling = asyncio.ensure_future(compiling)
+        else:
+            self._send(stream, request, is_streamed=is_streamed)
+        return functools.partial(self._abort, stream)
 
     def abort(self, rid: str, owner: str = "") -> bool:
         """Ends a live request of the owner; its stream gets a last output. False when there is none of that rid."""
@@ -305,7 +296,7 @@ class EngineClient:
         self._socket.close(linger=0)
         self._socket.context.term()
 
-    def _open(self, request: Request, owner: str) -> Stream:
+    def _open(self, request: Request, owner: str, sink: Sink) -> Stream:
         if self._death.done():
             raise EngineDeadError(self._death.result())
         try:
@@ -316,7 +307,7 @@ class EngineClient:
             ) from None
         if self.is_full:
             raise queue_full(self.most_requests)
-        return self._streams.open(owner, request.rid)
+        return self._streams.open(owner, request.rid, sink)
 
     def _send(self, stream: Stream, request: Request, *, is_streamed: bool) -> None:
         # The front makes the text, so it finds the stop strings, and the engine has no use for them. The engine has the
@@ -326,9 +317,8 @@ class EngineClient:
             self._sent_grammars.use(key)
         sampling = altered(request.sampling, stop=(), grammar=key)
         is_streamed = request.is_streamed and is_streamed
-        sent = altered(request, rid=stream.wire_name, sampling=sampling, is_streamed=is_streamed)
-        if not self.info.caches_states:
-            sent = altered(sent, snapshot_at=(), turn_end=0)
+        points = {} if self.info.caches_states else {"snapshot_at": (), "turn_end": 0}
+        sent = altered(request, rid=stream.wire_name, sampling=sampling, is_streamed=is_streamed, **points)
         if self._streams.places is None or request.hold:  # a hold takes no row
             self._post().requests[stream.wire_name] = sent
         else:
@@ -351,30 +341,22 @@ class EngineClient:
         self._fill_places()
         return not is_unknown
 
-    async def _have_compiled(self, stream: Stream, grammar: GrammarSpec, turns: asyncio.Semaphore) -> None:
-        """Compiles and sends a grammar unless the engine has it or the stream ends.
-
-        Its request must follow at once, or wait for a place.
-        """
-        key = grammar.key
-        if key in self._sent_grammars:
-            return
-        compiling = asyncio.ensure_future(self._tables(grammar, stream, turns))
-        compiling.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end with the stream
-        ended = asyncio.ensure_future(stream.ended.wait())
+    async def _compile_and_send(
+        self, stream: Stream, grammar: GrammarSpec, turns: asyncio.Semaphore, request: Request, *, is_streamed: bool
+    ) -> None:
+        """Sends a grammar unless the engine has it by now, and its request at once, or when there is a place."""
         try:
-            await asyncio.wait({compiling, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return
-            tables = compiling.result()
-        finally:
-            for task in (compiling, ended):
-                task.cancel()
-        if key not in self._sent_grammars:  # no other request has sent it meanwhile
-            outbox = self._post()
-            outbox.add_grammar(GrammarTables(key, tables))
-            waiting = set() if self._streams.places is None else self._streams.places.grammars()
-            outbox.forgotten_grammars += self._sent_grammars.add(key, len(tables), waiting)
+            tables = await self._tables(grammar, stream, turns)
+            if (key := grammar.key) not in self._sent_grammars:
+                outbox = self._post()
+                outbox.add_grammar(GrammarTables(key, tables))
+                waiting = set() if self._streams.places is None else self._streams.places.grammars()
+                outbox.forgotten_grammars += self._sent_grammars.add(key, len(tables), waiting)
+            self._send(stream, request, is_streamed=is_streamed)
+        except Exception as error:
+            stream.compiling = None  # to close the stream cancels it
+            self._close(stream)
+            stream.sink(error)
 
     async def _tables(self, grammar: GrammarSpec, stream: Stream, turns: asyncio.Semaphore) -> bytes:
         """The tables of a grammar, as soon as the engine takes requests that have grammars."""
@@ -389,10 +371,9 @@ class EngineClient:
         """Aborts a live request and ends its stream."""
         self._abort(stream)
         if error is None:
-            end = RequestOutput(rid=stream.rid, finish=FinishReason(FinishType.ABORT, message="aborted"))
+            stream.take(RequestOutput(rid=stream.rid, finish=FinishReason(FinishType.ABORT, message="aborted")))
         else:
-            end = copy.copy(error)  # each stream has its own, because raising an error writes to it
-        stream.arrived.put_nowait(end)
+            stream.sink(copy.copy(error))  # each stream has its own, because raising an error writes to it
 
     def _abort(self, stream: Stream) -> None:
         """Forgets a stream and tells the engine; does nothing where the stream has ended."""
@@ -499,11 +480,11 @@ class EngineClient:
                 continue  # the request was aborted while this output was under way
             if output.finish is not None:
                 self._close(stream)
-            stream.arrived.put_nowait(output)
+            stream.take(output)
         for refusal in message.refusals:
             if stream := self._streams.on_wire(refusal.rid):
                 self._close(stream)
-                stream.arrived.put_nowait(refusal.failure.to_error())
+                stream.sink(refusal.failure.to_error())
         for reply in message.replies:
             waiting = self._calls.pop(reply.number)
             if waiting.done():
@@ -539,7 +520,7 @@ class EngineClient:
         self._streams.places = None
         for stream in self._streams.all_of(None):
             self._streams.close(stream)
-            stream.arrived.put_nowait(EngineDeadError(reason))
+            stream.sink(EngineDeadError(reason))
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(reason))

@@ -7,13 +7,11 @@ requests end with an error, and the other engines go on.
 """
 
 import asyncio
-import contextlib
-import copy
 import dataclasses
 import functools
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import ModelInfo, Progress
@@ -21,9 +19,9 @@ from jsg.engine.front.children import EngineChild
 from jsg.engine.front.client import STOP_GRACE_S, EngineClient
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.routing import Reason, Routed, Router
-from jsg.engine.front.streams import name_in_use
+from jsg.engine.front.streams import Sink, name_in_use
 from jsg.errors import EngineDeadError, JsgError
-from jsg.types import FinishReason, FinishType, Request, RequestOutput
+from jsg.types import FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +29,7 @@ MAX_MOVES = 1
 """How often a request may move to another engine after its own has ended. It may be the cause, so it moves once."""
 
 OnProgress = Callable[[Progress], None]
+_UNDER_WAY = (None, FinishType.STOP, FinishType.LENGTH)
 
 
 def open_engines(
@@ -47,19 +46,23 @@ class _Live:
     """A request that has begun and not ended.
 
     Attributes:
-        owner, rid: Its name.
+        request, owner, sink, options: As `EngineClient.begin` takes them.
         routed: The engine that has it.
+        end: Ends it there.
         token_ids: What it has generated.
         has_output: An output of it was passed on, so it cannot begin anew.
-        ending: What it is to end with, where its engine was dead already.
+        num_moves: How often it has moved.
     """
 
+    request: Request
     owner: str
-    rid: str
+    sink: Sink
+    options: Mapping[str, Any]
     routed: Routed | None = None
+    end: Callable[[], None] | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
     has_output: bool = False
-    ending: RequestOutput | JsgError | None = None
+    num_moves: int = 0
 
 
 @final
@@ -70,8 +73,7 @@ class EngineFleet:
         engines: One client for each, in the order of their numbers.
         grammars: Compiles for all of them.
 
-    Invariant: a request has an entry in `_live` from the start of `generate` until its last output is read, its abort
-    or its close.
+    Invariant: a request has an entry in `_live` from its `begin` until its last output, its abort or its end.
     """
 
     def __init__(
@@ -145,68 +147,33 @@ class EngineFleet:
         """Requests that each engine has begun, by the reason for its choice. Only after `ready`."""
         return self._router.routed
 
-    async def generate(
-        self,
-        request: Request,
-        owner: str = "",
-        *,
-        is_streamed: bool = True,
-        grammar_turns: asyncio.Semaphore | None = None,
-    ) -> AsyncGenerator[RequestOutput]:
-        """As `EngineClient.generate`, with an engine that the router chooses."""
-        live = self._open(owner, request.rid)
-        num_moves = 0
+    def begin(self, request: Request, owner: str, sink: Sink, **options: Any) -> Callable[[], None]:
+        """As `EngineClient.begin`, with an engine that the router chooses."""
+        if (owner, request.rid) in self._live:
+            raise name_in_use(request.rid)
+        live = self._live[owner, request.rid] = _Live(request, owner, sink, options)
         try:
-            while True:
-                live.routed = routed = self._router.route(request, self._able())
-                engine = self.engines[routed.engine]
-                outputs = engine.generate(request, owner, is_streamed=is_streamed, grammar_turns=grammar_turns)
-                try:
-                    async with contextlib.aclosing(outputs):
-                        async for output in outputs:
-                            self._note(live, routed, output)
-                            yield output
-                    return
-                except EngineDeadError as error:
-                    ending = self._after_death(live, request, num_moves, error)
-                finally:
-                    self._router.end(routed, live.token_ids)
-                if ending is not None:
-                    yield ending
-                    return
-                num_moves += 1
-        finally:
+            self._send(live)
+        except JsgError:
             self._close(live)
+            raise
+        return functools.partial(self._end, live)
 
     def abort(self, rid: str, owner: str = "") -> bool:
         """Ends a live request of the owner; its stream gets a last output. False when there is none of that rid."""
         live = self._live.get((owner, rid))
-        if live is None or live.routed is None:
-            return False
-        engine = self.engines[live.routed.engine]
-        if not engine.abort(rid, owner):
-            if engine.is_alive:
-                return False  # the request has just ended by itself
-            live.ending = _aborted(rid)
-        self._close(live)
-        return True
+        return live is not None and live.routed is not None and self.engines[live.routed.engine].abort(rid, owner)
 
     def abort_all(self, owner: str | None = None, error: JsgError | None = None) -> int:
         """Ends every live request of the owner, of everybody for None, and says how many.
 
-        Their streams get a last output that says "aborted", or raise `error` if one is given.
+        Their streams get a last output that says "aborted", or `error` if one is given.
         """
-        count = sum(engine.abort_all(owner, error) for engine in self.engines)
-        for live in [live for live in self._live.values() if owner in (None, live.owner)]:
-            if live.routed is not None and not self.engines[live.routed.engine].is_alive:  # it was about to move
-                live.ending = _aborted(live.rid) if error is None else copy.copy(error)
-                count += 1
-            self._close(live)
-        return count
+        return sum(engine.abort_all(owner, error) for engine in self.engines)
 
     def live_rids(self, owner: str) -> list[str]:
         """Names of the owner's live requests, oldest first."""
-        return [live.rid for live in self._live.values() if live.owner == owner]
+        return [rid for of, rid in self._live if of == owner]
 
     async def flush_cache(self) -> bool:
         """Empties the prefix cache of every idle engine; False where another engine has requests or stalls."""
@@ -237,39 +204,63 @@ class EngineFleet:
         moving = [number for number in able if not self.engines[number].is_stalled] or able
         return [number for number in moving if not self.engines[number].is_full] or moving
 
-    def _open(self, owner: str, rid: str) -> _Live:
-        if (owner, rid) in self._live:
-            raise name_in_use(rid)
-        live = self._live[owner, rid] = _Live(owner, rid)
-        return live
+    def _send(self, live: _Live) -> None:
+        """Sends a request to an engine. Raises as `EngineClient.begin`."""
+        live.routed = routed = self._router.route(live.request, self._able())
+        try:
+            take = functools.partial(self._take, live)
+            live.end = self.engines[routed.engine].begin(live.request, live.owner, take, **live.options)
+        except JsgError:
+            self._leave(live)
+            raise
+
+    def _take(self, live: _Live, output: RequestOutput | Exception) -> None:
+        if isinstance(output, Exception):
+            self._leave(live)
+            error = output
+            if isinstance(error, EngineDeadError):
+                try:
+                    return self._move(live, error)
+                except JsgError as ending:
+                    error = ending
+            self._close(live)
+            return live.sink(error)
+        live.token_ids += output.token_ids
+        if not live.has_output:
+            live.has_output = True
+            if live.routed is not None and (output.finish and output.finish.type) in _UNDER_WAY:
+                self._router.begin(live.routed, output.cached_tokens)
+        if output.finish is not None:
+            self._leave(live)
+            self._close(live)
+        return live.sink(output)
+
+    def _move(self, live: _Live, error: EngineDeadError) -> None:
+        """Sends a request of a dead engine to another one. Raises the error that ends it where it cannot move."""
+        if not self._is_open or not self.is_alive:
+            raise error
+        if live.has_output or live.request.hold or live.num_moves == MAX_MOVES:
+            when = "after its answer had begun" if live.has_output else "before it was done"
+            raise EngineDeadError(f"the engine process of this request ended {when}; send it again") from error
+        live.num_moves += 1
+        self._send(live)
+
+    def _end(self, live: _Live) -> None:
+        if live.end is not None:
+            live.end()
+        self._leave(live)
+        self._close(live)
+
+    def _leave(self, live: _Live) -> None:
+        """Notes that a request has left its engine."""
+        if live.routed is not None:
+            self._router.end(live.routed, live.token_ids)
+        live.routed = live.end = None
 
     def _close(self, live: _Live) -> None:
         """Forgets a request. Another request may have its name by now."""
-        if self._live.get((live.owner, live.rid)) is live:
-            del self._live[live.owner, live.rid]
-
-    def _note(self, live: _Live, routed: Routed, output: RequestOutput) -> None:
-        live.token_ids += output.token_ids
-        if live.has_output:
-            return
-        live.has_output = True
-        if output.finish is None or output.finish.type in (FinishType.STOP, FinishType.LENGTH):
-            self._router.begin(routed, output.cached_tokens)
-
-    def _after_death(
-        self, live: _Live, request: Request, num_moves: int, error: EngineDeadError
-    ) -> RequestOutput | None:
-        """The output that ends a request of a dead engine, or None where it moves on. Raises the error that ends it."""
-        if isinstance(live.ending, JsgError):
-            raise live.ending
-        if live.ending is not None:
-            return live.ending
-        if not self._is_open or not self.is_alive:
-            raise error
-        if live.has_output or request.hold or num_moves == MAX_MOVES:
-            when = "after its answer had begun" if live.has_output else "before it was done"
-            raise EngineDeadError(f"the engine process of this request ended {when}; send it again") from error
-        return None
+        if self._live.get((live.owner, live.request.rid)) is live:
+            del self._live[live.owner, live.request.rid]
 
     async def _flush(self, number: int) -> bool:
         if self.engines[number].is_stalled:
@@ -312,7 +303,3 @@ class _JoinedProgress:
         told[number] = progress
         total = max(each.total for each in told.values()) * self._num_engines
         self._show(dataclasses.replace(progress, done=sum(each.done for each in told.values()), total=total))
-
-
-def _aborted(rid: str) -> RequestOutput:
-    return RequestOutput(rid=rid, finish=FinishReason(FinishType.ABORT, message="aborted"))

@@ -1,16 +1,22 @@
-"""The live requests of the front, each with its outputs that are not read yet."""
+"""The live requests of the front, each with what takes its outputs."""
 
 import asyncio
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import final
 
 from jsg.engine.front.places import Places
-from jsg.errors import JsgError, RequestError
+from jsg.errors import RequestError
 from jsg.types import RequestOutput
-from jsg.waits import BEFORE_THE_ENGINE, WaitClock, Waited, WaitReason, sum_of
+from jsg.waits import BEFORE_THE_ENGINE, WaitClock, Waited, WaitReason, sum_of, waited_so_far
+
+type Sink = Callable[[RequestOutput | Exception], None]
+"""Takes the outputs of a request as they come, up to one with `finish`, or an error in place of the rest.
+
+It is called while a message of the engine is taken, so it must be quick, and it must not raise.
+"""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -21,25 +27,33 @@ class Stream:
         owner: Whose request it is. Nobody else can see, name or end it.
         rid: The client's name for it, unique among the owner's live requests.
         wire_name: Its name on the wire, which is never used twice.
-        arrived: Its outputs in order. Nothing follows the last output, or an error.
-        ended: Set when the stream is closed.
+        sink: Takes its outputs.
         clock: For what it waits before it is sent.
+        before: For how long its HTTP request had waited when it was opened.
+        compiling: Compiles its grammar, until the request is sent.
         waited_s: How long its request has waited for a place in the engine.
+        has_output: Whether an output has come.
     """
 
     owner: str
     rid: str
     wire_name: str
+    sink: Sink
     clock: WaitClock
-    arrived: asyncio.Queue[RequestOutput | JsgError] = dataclasses.field(default_factory=asyncio.Queue)
-    ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    before: Waited
+    compiling: asyncio.Task[None] | None = None
     waited_s: float = 0.0
+    has_output: bool = False
 
-    @property
-    def waited(self) -> Waited | None:
-        """For how long it waited before it was sent."""
-        share = {WaitReason.KEY_SHARE: self.waited_s} if self.waited_s else None
-        return sum_of((self.clock.waited, share))
+    def take(self, output: RequestOutput) -> None:
+        """Gives the sink an output under the client's name, the first one with what the request waited for here."""
+        output.rid = self.rid
+        if not self.has_output:
+            self.has_output = True
+            share = {WaitReason.KEY_SHARE: self.waited_s} if self.waited_s else None
+            output.waited = sum_of((self.before, self.clock.waited, share, output.waited))
+            output.queue_s += self.waited_s
+        self.sink(output)
 
 
 @final
@@ -59,11 +73,11 @@ class Streams:
         self._by_wire_name: dict[str, Stream] = {}
         self._by_owner: dict[str, dict[str, Stream]] = {}
 
-    def open(self, owner: str, rid: str) -> Stream:
+    def open(self, owner: str, rid: str, sink: Sink) -> Stream:
         """Makes a stream. Raises RequestError where the owner has a live request of that rid."""
         if self.find(owner, rid) is not None:
             raise name_in_use(rid)
-        stream = Stream(owner, rid, str(next(self._numbers)), WaitClock(self._waits))
+        stream = Stream(owner, rid, str(next(self._numbers)), sink, WaitClock(self._waits), waited_so_far())
         self._by_wire_name[stream.wire_name] = stream
         self._by_owner.setdefault(owner, {})[rid] = stream
         return stream
@@ -78,7 +92,8 @@ class Streams:
         """Forgets a stream; False if it was closed before."""
         if self._by_wire_name.pop(stream.wire_name, None) is None:
             return False
-        stream.ended.set()
+        if stream.compiling is not None:
+            stream.compiling.cancel()
         owned = self._by_owner[stream.owner]
         del owned[stream.rid]
         if not owned:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
@@ -123,25 +124,20 @@ def _checked(option: str, key: str) -> str:
 class RequireKey:
     """Lets a request through with `Authorization: Bearer KEY` or `x-api-key: KEY`; open paths need none."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str]) -> None:
-        self._app = app
+    def __init__(self, keys: KeyRing, open_paths: frozenset[str]) -> None:
         self._keys = keys
         self._open_paths = open_paths
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI call."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    def refusal(self, scope: Scope) -> Response | None:
+        """The response to a request that carries no valid key; otherwise notes its caller."""
         caller = self._keys.caller(_given_key(scope))
         if caller is None and scope["path"] not in self._open_paths:
             message = (
                 "a request must carry a key, but this one has none or a wrong one; send 'Authorization: Bearer KEY'"
             )
-            await failure_response(scope, 401, message, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-            return
+            return failure_response(scope, 401, message, {"WWW-Authenticate": "Bearer"})
         state_of(scope)["caller"] = caller or Caller("", is_admin=False)
-        await self._app(scope, receive, send)
+        return None
 
 
 def _given_key(scope: Scope) -> bytes | None:

@@ -7,9 +7,10 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, final
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from jsg.errors import JsgError
 from jsg.server.http.failures import INTERNAL_ERROR, told_error
@@ -18,11 +19,13 @@ from jsg.server.http.json_pieces import json_pieces, next_piece
 logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
-Events = Event | list[Event]
-"""An event, or several that are sent together, which costs little more than one. Its JSON is that of `json_pieces`."""
+Events = Event | list[Event] | bytes
+"""An event, or several that are sent together, which costs little more than one. Its JSON is that of `json_pieces`.
+Bytes are those of an `EventForm`."""
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Of every stream. With the second, nginx and what is built on it pass each event on at once."""
+EVENTS_AT_ONCE = 8
 COMMENT = b": still here\n\n"  # clients ignore comments in a stream of events
 
 # Python's `splitlines`, which some clients use, ends lines at these characters; the specification of events does not.
@@ -34,22 +37,24 @@ async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) ->
 
     The request's body must have been read before, so that the next message from the client says that it left.
     """
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(request))
+    task, has_left = asyncio.current_task(), False
+    assert task is not None
+    num_cancels = task.cancelling()
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        has_left = task.cancel()
+
+    # It begins before the work, so it also learns first that the client has left, where the work waits for a send.
+    watching = asyncio.Task(watch(), loop=asyncio.get_running_loop(), eager_start=True)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await work
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
+        if has_left and task.uncancel() <= num_cancels:
+            raise ClientDisconnect from None
 
 
 async def _yield_to_others() -> None:
@@ -111,17 +116,11 @@ class _EventStream(Response):
         self._beat_s = beat_s
         self._turn = turn
         self._is_inside = False  # of an event that is sent in pieces
-        self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def receive_and_note() -> Message:
-            message = await receive()
-            self._has_left = message["type"] == "http.disconnect"
-            return message
-
         async with contextlib.aclosing(self._events):
             with contextlib.suppress(ClientDisconnect):
-                await until_disconnect(Request(scope, receive_and_note), self._send_all(send))
+                await until_disconnect(Request(scope, receive), self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async def send_body(body: bytes, *, more_body: bool = True) -> None:
@@ -132,17 +131,19 @@ class _EventStream(Response):
                 await send_body(COMMENT)
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        event = self._first
+        event, number = self._first, 0
         try:
             async with _beating(beat, self._beat_s):
                 while event is not None:
-                    await self._send(event if isinstance(event, list) else [event], send_body)
+                    if isinstance(event, bytes):
+                        await send({"type": "http.response.body", "body": event, "more_body": True})
+                    else:
+                        await self._send(event if isinstance(event, list) else [event], send_body)
+                    number += 1
                     # Neither the next event nor a send to a client that has left needs to wait. Without this line no
-                    # other task would run, and nobody would notice that the client has left. One event has all that
-                    # a slow client has not read, so making it may take long, and is not done for one that has left.
-                    await asyncio.sleep(0)
-                    if self._has_left:
-                        return
+                    # other task would run, and nobody would notice that the client has left.
+                    if not number % EVENTS_AT_ONCE:
+                        await asyncio.sleep(0)
                     event = await anext(self._events, None)
         except Exception as error:
             if not isinstance(error, JsgError):
@@ -193,11 +194,7 @@ async def _beating(beat: Callable[[], Awaitable[None]], every_s: float | None) -
 
 def _encode(event: Event) -> Iterator[bytes]:
     yield b"data: "
-    for piece in json_pieces(event):
-        if not piece.isascii():
-            for raw, escaped in LINE_ENDS:
-                piece = piece.replace(raw, escaped)
-        yield piece
+    yield from map(_one_line, json_pieces(event))
     yield b"\n\n"
 
 
@@ -205,3 +202,27 @@ def _encode_named(event: Event) -> Iterator[bytes]:
     name = "error" if "error" in event else event["type"]  # whatever the class of the error is
     yield b"event: " + name.encode() + b"\n"
     yield from _encode(event)
+
+
+def _one_line(json: bytes) -> bytes:
+    if not json.isascii():
+        for raw, escaped in LINE_ENDS:
+            json = json.replace(raw, escaped)
+    return json
+
+
+@final
+class EventForm:
+    """An event of which only some values change from one time to the next. The JSON of all others is made once."""
+
+    GAP = "\0 gap"
+    """Stands for such a value."""
+
+    def __init__(self, event: Event, *, named: bool = False) -> None:
+        """`named` as in `respond_with_events`."""
+        whole = b"".join(_encode_named(event) if named else _encode(event))
+        self._form = whole.replace(b"%", b"%%").replace(msgspec.json.encode(self.GAP), b"%b")
+
+    def fill(self, *values: str | int) -> bytes:
+        """The event with these values, in the order of their gaps."""
+        return self._form % tuple([_one_line(msgspec.json.encode(value)) for value in values])

@@ -42,7 +42,6 @@ from jsg.errors import (
 )
 from jsg.server.caller import state_of
 from jsg.server.http.body import ClientNames
-from jsg.server.http.request_id import request_id_headers
 from jsg.server.http.validation import describe_invalid
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
@@ -50,6 +49,7 @@ PIECE_BYTES = 2**18  # of a body that are sent in one turn of the event loop
 CLIENT_LEFT = 499  # for logs and metrics: the client has left and does not read it
 INTERNAL_ERROR = "internal error; the server's log has the cause"
 
+FORESEEN = (JsgError, HTTPException, RequestValidationError, ClientDisconnect)
 STATUSES: dict[type[JsgError], int] = {
     AbortedError: CLIENT_LEFT,
     RequestError: 400,
@@ -95,11 +95,8 @@ ANTHROPIC_TYPES = {
 def add_failure_handlers(app: FastAPI, routes: Iterable[BaseRoute] = ()) -> None:
     """Makes every failure of the app, which has these routes, answer in the form of its endpoint."""
     app.state.routes = [route for route in (*app.routes, *routes) if isinstance(route, Route)]
-    app.add_exception_handler(JsgError, _on_jsg_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_invalid_query)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(Exception, _on_bug)
+    for kind in (*FORESEEN, Exception):
+        app.add_exception_handler(kind, respond_to_failure)
 
 
 def status_of(error: JsgError) -> int:
@@ -232,10 +229,22 @@ def _clean(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-async def _on_jsg_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, JsgError)
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return json_response(told_error(request.scope, error), status_of(error), headers)
+async def respond_to_failure(request: Request, error: Exception) -> Response:
+    """The response to a request that failed. Of what nobody foresaw the trace is for the log, not for the client."""
+    match error:
+        case JsgError():
+            headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+            return json_response(told_error(request.scope, error), status_of(error), headers)
+        case HTTPException():
+            return _of_http_exception(request, error)
+        case RequestValidationError():  # of the path or the query; `json_body.py` checks bodies
+            errors = [each | {"loc": each["loc"][1:]} for each in error.errors()]
+            message, param = describe_invalid(errors, {str(each["loc"][0]): each["input"] for each in errors})
+            return json_response(told_failure(request.scope, 400, message, param), 400)
+        case ClientDisconnect():
+            return Response(status_code=CLIENT_LEFT)
+        case _:
+            return failure_response(request.scope, 500, INTERNAL_ERROR)
 
 
 def _methods_of(request: Request) -> str:
@@ -245,8 +254,7 @@ def _methods_of(request: Request) -> str:
     return ", ".join(sorted(set(itertools.chain.from_iterable(found))))
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _of_http_exception(request: Request, error: HTTPException) -> Response:
     message, headers = error.detail, dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = _methods_of(request)
@@ -254,20 +262,3 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     elif error.status_code == 404:
         message = "the path must name an endpoint, but none has this path; /openapi.json lists all endpoints"
     return failure_response(request.scope, error.status_code, message, headers)
-
-
-async def _on_invalid_query(request: Request, error: Exception) -> Response:
-    """Answers an invalid path or query; `json_body.py` checks bodies."""
-    assert isinstance(error, RequestValidationError)
-    errors = [each | {"loc": each["loc"][1:]} for each in error.errors()]
-    message, param = describe_invalid(errors, {str(each["loc"][0]): each["input"] for each in errors})
-    return json_response(told_failure(request.scope, 400, message, param), 400)
-
-
-async def _on_disconnect(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=CLIENT_LEFT)
-
-
-async def _on_bug(request: Request, _error: Exception) -> Response:
-    """Sends the trace to the log, not to the client. It names the request itself: no middleware sees this response."""
-    return failure_response(request.scope, 500, INTERNAL_ERROR, request_id_headers(request.scope))

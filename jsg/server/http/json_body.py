@@ -16,7 +16,6 @@ from typing import Annotated, Any, final
 
 import jiter
 from fastapi import APIRouter, Depends
-from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,6 +24,7 @@ from starlette.responses import Response
 from jsg.errors import RequestError, place_name
 from jsg.server.caller import caller_of, state_of
 from jsg.server.http.body import CHUNK, Body
+from jsg.server.http.call_route import CallRoute
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.field_rules import HEADER, FieldRules, log_new
 from jsg.server.http.validation import describe_invalid
@@ -102,7 +102,7 @@ def _read_with_faults(raw: bytes) -> Any:
 
 
 @final
-class JsonRoute(APIRoute):
+class JsonRoute(CallRoute):
     """A route whose body is read, parsed and checked here; FastAPI gets the checked value."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from typing import final
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
 from jsg.server.http.failures import failure_response
-from jsg.server.http.request_id import with_headers
+from jsg.server.http.request_id import more_headers_of
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\-_\[\]:]+")
 READING = ("GET", "HEAD", "OPTIONS")  # they change nothing, and the browser hides the response from the page
@@ -63,47 +64,41 @@ class CheckOrigin:
     allowed origins are taken.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
-        self._app = app
+    def __init__(self, config: ServerConfig) -> None:
         self._origins = checked_origins(config.cors_allow_origin)
         self._names: frozenset[bytes] | None = None  # any
         if is_loopback(config.host):
             self._names = frozenset(_name(origin.partition(b"://")[2]) for origin in self._origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI call."""
-        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+    def answer(self, scope: Scope) -> Response | None:
+        """The response to a request that is refused, or that only asks; else None.
+
+        The headers of the response to a page that is allowed are put into the state of the request.
+        """
+        headers = dict(scope["headers"])
         if b"host" in headers and not self._is_known(headers[b"host"]):
             message = (
                 "this server listens for its own machine only, so a request's Host must be a number, localhost or the "
                 "host of an allowed origin, but is another name, which may be a stranger's; start the server with "
                 "--cors-allow-origin and the origin at which people reach it"
             )
-            await failure_response(scope, 403, message)(scope, receive, send)
-            return
+            return failure_response(scope, 403, message)
         origin: bytes | None = headers.get(b"origin")
         if origin is None:
-            await self._app(scope, receive, send)
-            return
+            return None
         if sum(name == b"origin" for name, _ in scope["headers"]) > 1:
-            message = "a request must have one Origin, but got several; send one"
-            await failure_response(scope, 400, message)(scope, receive, send)
-            return
+            return failure_response(scope, 400, "a request must have one Origin, but got several; send one")
         is_preflight = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
         if origin in self._origins:
-            granted = _grant(origin)
-            if is_preflight:
-                await _answer_preflight(granted, headers, send)
-            else:
-                await self._app(scope, receive, with_headers(send, granted))
-        elif is_preflight or (scope["method"] not in READING and not _is_own(origin, headers.get(b"host", b""))):
+            more_headers_of(scope).extend(_grant(origin))
+            return _preflight(headers) if is_preflight else None
+        if is_preflight or (scope["method"] not in READING and not _is_own(origin, headers.get(b"host", b""))):
             message = (
                 "a web page may use this server only if its origin is allowed, but this page's is not; start the "
                 "server with --cors-allow-origin and the origin that the browser sends"
             )
-            await failure_response(scope, 403, message)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+            return failure_response(scope, 403, message)
+        return None
 
     def _is_known(self, host: bytes) -> bool:
         name = _name(host)
@@ -118,15 +113,14 @@ def _grant(origin: bytes) -> list[tuple[bytes, bytes]]:
     ]
 
 
-async def _answer_preflight(granted: list[tuple[bytes, bytes]], headers: dict[bytes, bytes], send: Send) -> None:
-    granted = [
-        *granted,
+def _preflight(headers: dict[bytes, bytes]) -> Response:
+    response = Response(status_code=204)
+    response.raw_headers = [
         (b"access-control-allow-methods", METHODS),
         (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"")),
         (b"access-control-max-age", PREFLIGHT_AGE_S),
     ]
-    await send({"type": "http.response.start", "status": 204, "headers": granted})
-    await send({"type": "http.response.body", "body": b""})
+    return response
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:

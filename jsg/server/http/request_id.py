@@ -2,32 +2,25 @@
 
 import re
 import uuid
-from collections.abc import Sequence
-from typing import final
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from jsg.server.caller import state_of
 
 HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # the name goes into headers, logs and traces
 
 
-@final
-class NameRequests:
-    """Puts `request_id` into the state of each request, and into the headers of its response."""
+def name_request(scope: Scope) -> None:
+    """Puts `request_id` into the state of a request, and into the headers of its response."""
+    state = state_of(scope)  # it has a name if the connection has refused the body by now
+    state["request_id"] = state.get("request_id") or _given(scope) or fresh_request_id()
+    named = request_id_headers(scope).items()
+    more_headers_of(scope).extend((name.encode(), value.encode()) for name, value in named)
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI call."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state = state_of(scope)  # it has a name if the connection has refused the body by now
-        state["request_id"] = state.get("request_id") or _given(scope) or fresh_request_id()
-        named = [(name.encode(), value.encode()) for name, value in request_id_headers(scope).items()]
-        await self._app(scope, receive, with_headers(send, named))
+def more_headers_of(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The headers that the response to a request has besides its own, whatever answers it."""
+    return state_of(scope).setdefault("headers", [])
 
 
 def request_id_headers(scope: Scope) -> dict[str, str]:
@@ -37,17 +30,6 @@ def request_id_headers(scope: Scope) -> dict[str, str]:
         return {}
     headers = {"x-request-id": request_id}
     return headers | {"request-id": request_id} if scope["path"].startswith("/v1/messages") else headers
-
-
-def with_headers(send: Send, more: Sequence[tuple[bytes, bytes]]) -> Send:
-    """Sends a response with more headers."""
-
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *more]}
-        await send(message)
-
-    return send_with_headers
 
 
 def fresh_request_id() -> str:

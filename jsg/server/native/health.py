@@ -107,12 +107,15 @@ async def _makes_token(client: ServedEngine, grammar: GrammarSpec | None) -> boo
     with contextlib.suppress(QueueFullError):
         if grammar is not None:
             await client.grammars.check(grammar, OWNER)
-        async with contextlib.aclosing(client.generate(request, OWNER)) as outputs:
-            async for output in outputs:
-                if output.finish is not None and output.finish.type is FinishType.ABORT:
-                    return False
-                if output.finish is not None and output.finish.type is FinishType.ERROR:
-                    raise output.finish.to_error()
-                if output.token_ids:
-                    return True
+        first: asyncio.Future[types.RequestOutput | Exception] = asyncio.get_running_loop().create_future()
+        end = client.begin(request, OWNER, lambda output: None if first.done() else first.set_result(output))
+        try:
+            output = await first
+        finally:
+            end()
+        if isinstance(output, Exception):
+            raise output
+        if output.finish is not None and output.finish.type is FinishType.ERROR:
+            raise output.finish.to_error()
+        return bool(output.token_ids)
     return False

@@ -287,6 +287,10 @@ class ChatChoice:
             pieces.append(self._piece({}) | finish | constraint_of(self.answer))
         return pieces
 
+    def text_piece(self, text: str) -> dict[str, Any]:
+        """A piece that adds a text."""
+        return self._piece({"content": text})
+
     def _new_thoughts(self, delta: AnswerDelta, *, is_over: bool) -> str:
         """The thoughts to show with a delta. If they are not streamed, all of them, once they are over."""
         if not self._wish.is_shown:

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing
 from typing import Any, Protocol, final
 
 from fastapi import Request
@@ -15,7 +14,7 @@ from jsg.errors import RequestError
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.front import Front
 from jsg.server.generation import Generation
-from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
+from jsg.server.http.event_stream import Event, EventForm, respond_with_events, until_disconnect
 from jsg.server.http.json_pieces import item_pieces, json_pieces, list_pieces
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
@@ -40,6 +39,10 @@ class Choice(Protocol):
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         """What a delta adds, one item for each event. Takes every delta once and in order."""
+        ...
+
+    def text_piece(self, text: str) -> dict[str, Any]:
+        """What a delta adds that has text and nothing else, after the first delta."""
         ...
 
 
@@ -80,13 +83,20 @@ async def respond(
 
 async def _events(
     body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any]
-) -> AsyncGenerator[Event]:
+) -> AsyncGenerator[Event | bytes]:
     plain = head | ({"usage": None} if body.wants_usage_event else {})
-    async with aclosing(generation.run()) as deltas:
+    forms: dict[int, EventForm] = {}  # for the text of each answer that has begun
+    async with generation.run() as deltas:
         async for index, delta in deltas:
+            choice = choices[index]
+            if delta.is_text and (form := forms.get(index)) is not None:
+                yield form.fill(delta.text)
+                continue
             if body.wants_usage_always:
                 plain = head | {"usage": usage([generation.answers[index]], 1)}
-            for piece in choices[index].pieces(delta):
+            elif delta.text:  # thoughts are shown before it
+                forms[index] = EventForm({**plain, "choices": [choice.text_piece(EventForm.GAP)]})
+            for piece in choice.pieces(delta):
                 yield {**plain, "choices": [piece]}
     if body.wants_usage_event:
         yield {**head, "choices": [], "usage": usage(generation.answers, body.num_answers)}

@@ -29,7 +29,7 @@ from jsg.server.shared.fields import Only
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.speech.answers.answer import PROMPT_TAIL_LEN, Answer, AnswerDelta, Prompt
-from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
+from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob, altered
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -120,6 +120,10 @@ class TextChoice:
         """The new text with its log-probabilities, and the reason for the end; an empty list if all are empty."""
         shown = self._show(delta.text, delta.logprobs, has_ended=delta.finish is not None)
         return [shown] if shown["text"] or shown["logprobs"] or shown["finish_reason"] else []
+
+    def text_piece(self, text: str) -> dict[str, Any]:
+        """A piece that adds a text."""
+        return {"index": self._index, "text": text, "logprobs": None, **NOT_ENDED}
 
     def _show(self, text: str, scored: Sequence[TokenLogprob], *, has_ended: bool) -> dict[str, Any]:
         text, self._unsent = self._unsent + text, ""
@@ -252,12 +256,12 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
                 logprob_start_len=0 if body.scores_prompt else -1,
                 top_logprobs_num=body.logprobs or 0,
             )
-            stops = (*made.sampling.stop_token_ids, *end_ids)
-            alike[most_new] = dataclasses.replace(
-                made, sampling=dataclasses.replace(made.sampling, stop_token_ids=stops)
-            )
+            if end_ids:
+                stops = (*made.sampling.stop_token_ids, *end_ids)
+                made = altered(made, sampling=dataclasses.replace(made.sampling, stop_token_ids=stops))
+            alike[most_new] = made
         name = rid if len(given) == 1 else f"{rid}_{index}"
-        return dataclasses.replace(alike[most_new], rid=name, input_ids=encoded.input_ids, media=encoded.media)
+        return altered(alike[most_new], rid=name, input_ids=encoded.input_ids, media=encoded.media)
 
     return await front.generator.share.each(call.caller.tenant, prompt, range(len(all_encoded)))
 

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 
 from jsg.errors import JsgError
@@ -32,7 +31,7 @@ async def events_of(
 
     has_begun = False
     try:
-        async with aclosing(generation.run()) as deltas:
+        async with generation.run() as deltas:
             async for _, delta in deltas:
                 if not has_begun:
                     has_begun = True

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, Literal, final
 
 from jsg.processing.growing_text import GrowingText
@@ -139,7 +138,7 @@ class Reply:
 
     async def take_all(self, generation: Generation) -> None:
         """Generates the answer and takes it to its end. Raises as `Generation.run`."""
-        async with aclosing(generation.run(is_read=False)) as deltas:
+        async with generation.run(is_read=False) as deltas:
             async for _, delta in deltas:
                 for _change in self.take(delta):
                     pass

@@ -1,6 +1,7 @@
 """One HTTP request and its response, as metrics, the request log and traces see them."""
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -11,7 +12,7 @@ from typing import Any, Protocol, final
 
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope
 
 from jsg.errors import JsgError
 from jsg.server.caller import state_of
@@ -53,6 +54,7 @@ class Exchange:
         started_ns: Nanoseconds since the epoch.
         status: The status of the response; None before it begins.
         is_stream: Whether the response is a stream of events.
+        is_whole: Whether the end of the response was sent.
         state: The ASGI state of the request, with its caller, its `request_id` and its `WaitClock`.
         user: The end user, as the client named it.
         prompts, answers: The prompts and the `n` answers to each in turn; empty before the generation begins.
@@ -68,7 +70,7 @@ class Exchange:
         self.started_at = self.ended_at = time.monotonic()
         self.started_ns = time.time_ns()
         self.status: int | None = None
-        self.is_stream = False
+        self.is_stream = self.is_whole = False
         self.state = state
         self.user: str | None = None
         self.prompts: Sequence[Prompt] = ()
@@ -83,6 +85,16 @@ class Exchange:
         made = cls(Endpoint(OTHER, generates=False), {"method": OTHER, "headers": []}, state)
         made.status = state["refusal"].status
         return made
+
+    def note(self, message: Message) -> None:
+        """Notes what is sent."""
+        if message["type"] == "http.response.body":
+            self.is_whole = not message.get("more_body", False)
+            return
+        self.status = message["status"]
+        self.is_stream = any(
+            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in message["headers"]
+        )
 
     def on_start(self, begun: Begun) -> None:
         """Notes the prompts and the answers, which grow while they are generated."""
@@ -179,52 +191,31 @@ class ExchangeObserver(Protocol):
 
 @final
 class WatchExchanges:
-    """The outermost ASGI middleware. It makes an `Exchange` of each request and shows it to observers at the end."""
+    """Makes an `Exchange` of each request and shows it to observers at the end."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        endpoints: EndpointTable,
-        observers: Sequence[ExchangeObserver],
-        waits: Counter[WaitReason],
+        self, endpoints: EndpointTable, observers: Sequence[ExchangeObserver], waits: Counter[WaitReason]
     ) -> None:
-        self._app = app
         self._waits = waits
         self._endpoints = endpoints
         self._observers = observers
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI call."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    @contextlib.contextmanager
+    def exchange(self, scope: Scope) -> Iterator[Exchange]:
+        """The exchange of a request, which is answered during the block."""
         state = state_of(scope)
         exchange = state["exchange"] = Exchange(self._endpoints.find(scope["path"]), scope, state)
         clock = state["wait_clock"] = WaitClock(self._waits)
         outer = CLOCK.set(clock)
-
-        is_whole = False
-
-        async def send_and_look(message: Message) -> None:
-            nonlocal is_whole
-            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-                exchange.is_stream = any(
-                    name == b"content-type" and value.startswith(b"text/event-stream")
-                    for name, value in message["headers"]
-                )
-            await send(message)
-
         failed_status = CLIENT_LEFT
         try:
-            await self._app(scope, receive, send_and_look)
-            if exchange.status is not None and not is_whole and not exchange.is_stream:  # streams may have no end
-                exchange.failure = exchange.failure or CLIENT_DISCONNECT
+            yield exchange
+            if exchange.status is not None and not exchange.is_whole and not exchange.is_stream:
+                exchange.failure = exchange.failure or CLIENT_DISCONNECT  # streams may have no end
         except asyncio.CancelledError:
             raise
         except Exception:
-            failed_status = 500  # sent further out
+            failed_status = 500
             raise
         finally:
             CLOCK.reset(outer)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, final, get_args
 
-from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from jsg.config import ServerConfig
@@ -67,12 +66,11 @@ class Telemetry:
         watching = (self.metrics, self._spans, self._log, WaitLog())  # spans before the log, which names the trace
         self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
 
-    def watch(self, app: FastAPI, routes: Iterable[BaseRoute]) -> None:
-        """Watches the requests to an app that has these routes. It must be added after all other middleware."""
-        endpoints = EndpointTable([*app.routes, *routes], get_args(CurrentCall)[1].dependency)
+    def watch(self, routes: Iterable[BaseRoute]) -> WatchExchanges:
+        """What watches the requests to an app that has these routes."""
+        endpoints = EndpointTable(routes, get_args(CurrentCall)[1].dependency)
         self.metrics.expect(endpoint.route for endpoint in endpoints if endpoint.generates)
-        app.state.telemetry = self
-        app.add_middleware(WatchExchanges, endpoints=endpoints, observers=self.exchange_observers, waits=self._waits)
+        return WatchExchanges(endpoints, self.exchange_observers, self._waits)
 
     def on_refusal(self, state: dict[str, Any]) -> None:
         """Logs a request that was refused before its head was read. It is not counted, because it has no path."""

@@ -257,7 +257,8 @@ class _Texts:
 
     def add(self, delta: AnswerDelta) -> None:
         self.text.append(delta.text)
-        self.thoughts.append(delta.thoughts)
+        if delta.thoughts:
+            self.thoughts.append(delta.thoughts)
         if self.parsed is not None:
             self.parsed.add(delta.parts)
 
@@ -385,16 +386,20 @@ class Answer:
         """Takes the engine's next output. After the finish nothing changes any more."""
         delta = self._stream.push(output.token_ids, output.finish, output.logprobs)
         self._texts.add(delta)
-        self.token_ids += delta.token_ids
         times = self._times
         times.elapsed_s = time.monotonic() - times.started_at
-        if times.first_token_s is None and delta.token_ids:
-            times.first_token_s = times.elapsed_s
-        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
-        times.queue_s = max(times.queue_s, output.queue_s)
-        self.logprobs += delta.logprobs
-        if self.scores is not self.logprobs:
-            self.scores += delta.scores
+        if delta.token_ids:
+            self.token_ids += delta.token_ids
+            if times.first_token_s is None:
+                times.first_token_s = times.elapsed_s
+        if delta.logprobs or delta.scores:
+            self.logprobs += delta.logprobs
+            if self.scores is not self.logprobs:
+                self.scores += delta.scores
+        if output.cached_tokens > self.cached_tokens:
+            self.cached_tokens = output.cached_tokens
+        if output.queue_s > times.queue_s:
+            times.queue_s = output.queue_s
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
         if output.waited is not None:

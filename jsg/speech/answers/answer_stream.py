@@ -16,9 +16,9 @@ from jsg.speech.answers.tool_calls import ContentDelta, ToolDelta, merged
 from jsg.types import FinishReason, FinishType, SamplingParams, TokenLogprob
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class AnswerDelta:
-    """What one output, or several in a row, added to one answer.
+    """What one output, or several in a row, added to one answer. Nobody changes it; see `RequestOutput`.
 
     Attributes:
         text: New text, calls as the model wrote them. It may belong to tokens of earlier outputs, whose text was held
@@ -39,6 +39,12 @@ class AnswerDelta:
     thoughts: str = ""
     scores: tuple[TokenLogprob, ...] = ()
     read: Sequence[ToolDelta] | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it adds a text to the answer, and nothing else that is shown."""
+        is_more = self.finish is not None or self.thoughts or self.scores or self.logprobs or self.read is not None
+        return not is_more and bool(self.text)
 
     @property
     def parts(self) -> Sequence[ToolDelta]:
@@ -141,6 +147,8 @@ class AnswerStream:
         self._placed: list[TokenLogprob] = []
         self._unplaced: list[TokenLogprob] = []  # of tokens that are thoughts or answer
         self._is_finished = False
+        # An answer of text alone takes a short way, until its end.
+        self._is_text = not (has_stops or thoughts or calls or is_scored)
 
     @property
     def can_stop(self) -> bool:
@@ -161,6 +169,8 @@ class AnswerStream:
         """
         if self._is_finished:
             return AnswerDelta()
+        if self._is_text and finish is None:
+            return AnswerDelta(self._detokenizer.push(token_ids), tuple(token_ids))
         ends = finish is not None and finish.type is FinishType.STOP and finish.matched in token_ids[-1:]
         # The stop token is no thought, so what comes before it ends first where there are thoughts.
         visible = token_ids[:-1] if ends and (self._reader is not None or not self._no_stop_trim) else token_ids

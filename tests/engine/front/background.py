@@ -2,7 +2,8 @@
 
 import asyncio
 from asyncio.subprocess import Process
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Failure
@@ -12,7 +13,7 @@ from jsg.engine.front.fleet import EngineFleet
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.grammar_queue import GrammarQueue
 from jsg.engine.front.grammar_workers import GrammarWorkers
-from jsg.types import GrammarSpec
+from jsg.types import GrammarSpec, Request, RequestOutput
 
 RUN_S = 120.0
 """No test takes so long, however busy the machine is."""
@@ -64,3 +65,19 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(RUN_S):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def outputs_of(
+    client: EngineClient | EngineFleet, request: Request, owner: str = "", **options: Any
+) -> AsyncGenerator[RequestOutput]:
+    """The outputs of a request, up to the last one. Raises the error that ends it. To close it ends the request."""
+    arrived = asyncio.Queue[RequestOutput | Exception]()
+    end = client.begin(request, owner, arrived.put_nowait, **options)
+    try:
+        output = None
+        while output is None or output.finish is None:
+            if isinstance(output := await arrived.get(), Exception):
+                raise output
+            yield output
+    finally:
+        end()

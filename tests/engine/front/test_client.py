@@ -41,7 +41,7 @@ from tests.engine.fake_core import (
     TOO_LARGE,
     UNCOUNTED,
 )
-from tests.engine.front.background import num_live, start_client
+from tests.engine.front.background import num_live, outputs_of, start_client
 from tests.engine.front.conftest import FAKE_CORE
 
 DEADLINE_S = 60  # on a busy machine too
@@ -67,7 +67,7 @@ def endless(rid: str, token: int = 9) -> Request:
 
 
 async def collect(client: EngineClient, wanted: Request) -> list[RequestOutput]:
-    return [output async for output in client.generate(wanted)]
+    return [output async for output in outputs_of(client, wanted)]
 
 
 def tokens_of(outputs: list[RequestOutput]) -> list[int]:
@@ -113,7 +113,7 @@ async def test_a_refusal_keeps_its_class_and_param(client: EngineClient, ids, ma
 
 
 async def test_a_live_rid_is_refused_and_free_again_afterwards(client: EngineClient):
-    first = client.generate(endless("same"))
+    first = outputs_of(client, endless("same"))
     await anext(first)
     with pytest.raises(RequestError, match="unique"):
         await collect(client, request("same"))
@@ -124,7 +124,7 @@ async def test_a_live_rid_is_refused_and_free_again_afterwards(client: EngineCli
 
 async def test_closing_a_stream_aborts_it_and_frees_its_name_at_once(client: EngineClient):
     before = (await client.stats())["num_aborted"]
-    stream = client.generate(endless("r"))
+    stream = outputs_of(client, endless("r"))
     await anext(stream)
     time.sleep(0.05)  # there are outputs that nobody has read
     await stream.aclose()
@@ -135,7 +135,7 @@ async def test_closing_a_stream_aborts_it_and_frees_its_name_at_once(client: Eng
 
 async def test_a_request_closed_before_it_was_sent_never_reaches_the_engine(client: EngineClient):
     before = await client.stats()
-    stream = client.generate(endless("r"))
+    stream = outputs_of(client, endless("r"))
     reading = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)  # one turn: the request is in the outbox, which is sent at the next
     reading.cancel()
@@ -146,7 +146,7 @@ async def test_a_request_closed_before_it_was_sent_never_reaches_the_engine(clie
 
 
 async def test_abort_by_name_ends_the_stream_with_a_reason(client: EngineClient):
-    stream = client.generate(endless("r"))
+    stream = outputs_of(client, endless("r"))
     await anext(stream)
     assert client.abort("r") and not client.abort("r")
     rest = [output async for output in stream]
@@ -155,13 +155,13 @@ async def test_abort_by_name_ends_the_stream_with_a_reason(client: EngineClient)
 
 
 async def test_owners_see_nothing_of_each_other(client: EngineClient):
-    streams = [client.generate(endless("same", i), f"owner {i}") for i in (1, 2)]
+    streams = [outputs_of(client, endless("same", i), f"owner {i}") for i in (1, 2)]
     for stream in streams:
         await anext(stream)
     assert [num_live(client, owner) for owner in ("owner 1", "owner 2", "", None)] == [1, 1, 0, 2]
     assert not client.abort("same") and not client.abort("same", "owner 3")
     with pytest.raises(RequestError, match="unique"):
-        await anext(client.generate(request("same"), "owner 2"))
+        await anext(outputs_of(client, request("same"), "owner 2"))
     assert client.abort("same", "owner 1")
     assert [output async for output in streams[0]][-1].finish is not None
     assert (await anext(streams[1])).finish is None
@@ -172,7 +172,7 @@ async def test_owners_see_nothing_of_each_other(client: EngineClient):
 
 @pytest.mark.parametrize(("owner", "num_ended"), [("a", 2), (None, 3), ("nobody", 0)])
 async def test_aborting_all_of_an_owner_leaves_the_others(client: EngineClient, owner: str | None, num_ended: int):
-    streams = {name: client.generate(endless(name), name[0]) for name in ("a1", "a2", "b1")}
+    streams = {name: outputs_of(client, endless(name), name[0]) for name in ("a1", "a2", "b1")}
     for stream in streams.values():
         await anext(stream)
     assert client.abort_all(owner) == num_ended
@@ -226,7 +226,7 @@ async def test_a_request_that_raises_fails_alone(capfd):
 
 async def test_a_request_that_waits_too_long_is_refused_while_others_run():
     async with fake_engine(queue_timeout=0.2, max_running_requests=1) as client:
-        running = client.generate(endless("runs"))
+        running = outputs_of(client, endless("runs"))
         await anext(running)
         with pytest.raises(QueueTimeoutError):
             await collect(client, request("waits"))

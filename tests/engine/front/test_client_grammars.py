@@ -13,7 +13,7 @@ from jsg.errors import GrammarError, JsgError, ShuttingDownError
 from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
 from jsg.waits import WaitReason, stat_of
 from tests.engine.fake_core import LATE
-from tests.engine.front.background import idle_pids, note_compilations, num_live, num_waiting, until
+from tests.engine.front.background import idle_pids, note_compilations, num_live, num_waiting, outputs_of, until
 from tests.engine.front.test_client import collect, endless, fake_engine, request, tokens_of
 
 TOKENS = [1, 2, 3, 1, 2]
@@ -37,7 +37,7 @@ async def stopped_processes(client: EngineClient) -> list[int]:
     return idle_pids(workers)
 
 
-async def outputs_of(stream: AsyncGenerator[RequestOutput]) -> list[RequestOutput]:
+async def read_all(stream: AsyncGenerator[RequestOutput]) -> list[RequestOutput]:
     return [output async for output in stream]
 
 
@@ -90,8 +90,8 @@ async def test_of_one_request_few_grammars_stand_in_line(client: EngineClient):
 
     client.grammars.tables = tables  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        streams = [client.generate(with_grammar(str(i), f"turn{i}"), grammar_turns=turns) for i in range(6)]
-        results = await asyncio.gather(*map(outputs_of, streams))
+        streams = [outputs_of(client, with_grammar(str(i), f"turn{i}"), grammar_turns=turns) for i in range(6)]
+        results = await asyncio.gather(*map(read_all, streams))
     finally:
         client.grammars.tables = compile
     assert all(tokens_of(outputs) == TOKENS for outputs in results)

@@ -20,7 +20,7 @@ from jsg.engine.front.fleet import EngineFleet, open_engines
 from jsg.errors import EngineDeadError, JsgError, MemoryPlanError, QueueFullError, RequestError, ShuttingDownError
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, ENDLESS_TOKEN, TOO_LARGE
-from tests.engine.front.background import note_compilations, num_live, until
+from tests.engine.front.background import note_compilations, num_live, outputs_of, until
 from tests.engine.front.conftest import FAKE_CORE
 
 DEADLINE_S = 60  # on a busy machine too
@@ -65,7 +65,7 @@ def endless(rid: str, token: int = 50) -> Request:
 
 
 async def collect(fleet: EngineFleet, wanted: Request, owner: str = "") -> list[RequestOutput]:
-    return [output async for output in fleet.generate(wanted, owner)]
+    return [output async for output in outputs_of(fleet, wanted, owner)]
 
 
 def is_aborted(ended: list[RequestOutput] | BaseException) -> bool:
@@ -88,7 +88,7 @@ async def begun(fleet: EngineFleet, wanted: Request) -> tuple[asyncio.Task, int]
 
     async def run() -> list[RequestOutput]:
         outputs = []
-        async for output in fleet.generate(wanted):
+        async for output in outputs_of(fleet, wanted):
             outputs.append(output)
             if not first.done():
                 first.set_result(None)
@@ -249,8 +249,7 @@ class TestDeath:
                 await collect(fleet, request("poison", (CRASHING_TOKEN,)))
             assert [engine.is_alive for engine in fleet.engines].count(True) == 2
 
-    async def test_an_abort_finds_what_is_about_to_go_over(self):
-        """Between the death and the next engine there is a moment in which no engine knows the request."""
+    async def test_an_abort_finds_what_has_gone_over(self):
         async with fleet_of(max_running_requests=1) as fleet:
             lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
             waiting = [asyncio.create_task(collect(fleet, request(f"w{i}", (10 + i, 50)))) for i in range(4)]
@@ -267,7 +266,6 @@ class TestDeath:
             assert is_aborted(by_rid[mine[0]])
             assert isinstance(by_rid[mine[1]], ShuttingDownError)
             assert not num_live(fleet)
-            assert (await fleet.engines[1].stats())["num_added"] == 3, "nothing went over"
 
     def test_the_last_death_is_the_end(self, caplog: pytest.LogCaptureFixture):
         async def run() -> None:

@@ -11,7 +11,7 @@ from jsg.engine.front.places import ROUND_TOKENS, Places
 from jsg.errors import QueueTimeoutError
 from jsg.types import Request
 from jsg.waits import WaitReason, stat_of
-from tests.engine.front.background import until
+from tests.engine.front.background import outputs_of, until
 from tests.engine.front.test_client import endless, fake_engine, request, tokens_of
 
 
@@ -112,7 +112,7 @@ def test_how_long_they_wait_is_known():
 
 async def test_a_clients_owners_take_turns_and_what_waits_can_be_aborted():
     async def outputs(client: EngineClient, wanted: Request, owner: str):
-        return [output async for output in client.generate(wanted, owner)]
+        return [output async for output in outputs_of(client, wanted, owner)]
 
     async with fake_engine(queue_timeout=1000) as client:
         before = (await client.stats())["num_waiting"]
