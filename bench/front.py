@@ -1,6 +1,6 @@
 """Measures the HTTP front: beside the engine alone, under 64 streams, with an engine that costs nothing, and scraped.
 
-    python -m bench.front [--only ttft,streams,null,scrape,tools] [--seconds 60] [--output FILE]
+    python -m bench.front [--only ttft,streams,null,scrape,tools,requests] [--seconds 60] [--output FILE]
 
 ttft     time to first token over HTTP and in process, in turns on one idle machine, with the embedded model
 streams  many concurrent streams of the embedded model: whether every token arrives, how late the event loop is, and the
@@ -8,6 +8,7 @@ streams  many concurrent streams of the embedded model: whether every token arri
 null     how many tokens per second the front streams on one core, with an engine that computes nothing
 scrape   processor time of the front for each scrape of `/metrics`, with the embedded model and the names of vLLM
 tools    processor time of the front for a chat with 20 tools, with an engine that computes nothing
+requests processor time of the front for a stream of one token, by the length of its prompt, with the same engine
 """
 
 import argparse
@@ -17,6 +18,7 @@ import http.client
 import itertools
 import json
 import os
+import random
 import re
 import shutil
 import statistics
@@ -41,7 +43,7 @@ from bench.serving.workloads import WORKLOADS, Shape, Writer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 
-PARTS = ("ttft", "streams", "null", "scrape", "tools")
+PARTS = ("ttft", "streams", "null", "scrape", "tools", "requests")
 TINY_VOCAB = 1400
 WARM_UP = 20
 PROBE_PERIOD_S = 0.05
@@ -51,7 +53,7 @@ NULL_STREAMS = (64, 128, 256)
 NULL_RATES = (4000, 8000, 12_000, 16_000, 24_000, 32_000)
 ONE_EVENT = 0.98  # events for each token: fewer means that the front puts several into one
 FRONT_CORE, OTHER_CORE = 0, 1
-NUM_TOOLS, TOOL_REQUESTS = 20, 100
+NUM_TOOLS, REQUESTS = 20, 100
 JSON_HEADERS = {"Content-Type": "application/json"}
 SCRAPE_PERIOD_S = 0.05  # of an endpoint picker
 FIRST_REQUESTS_S = 3.0  # for what a new server still does after it is ready
@@ -351,17 +353,54 @@ def measure_tools(report: Report, rounds: int) -> None:
         connection = stack.enter_context(_connected(server.url))
         for turn in range(rounds + 1):
             for name, fields in kinds.items():
-                before = server.usage()["front"].cpu_s
-                for number in itertools.islice(numbers, TOOL_REQUESTS):
-                    said = {"role": "user", "content": f"Question {number}: is it warm in the city, and who is there?"}
-                    body = {"model": "null", "max_tokens": 1, "messages": [said], **fields(number)}
-                    connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON_HEADERS)
-                    response = connection.getresponse()
-                    assert response.read() and response.status == 200
+                bodies = [_chat(f"Question {n}: is it warm in the city, and who is there?") | fields(n)
+                          for n in itertools.islice(numbers, REQUESTS)]  # fmt: skip
+                cost = _cpu_ms(server, connection, "/v1/chat/completions", bodies)
                 if turn:  # the first one warms up
-                    samples[name].append(1e3 * (server.usage()["front"].cpu_s - before) / TOOL_REQUESTS)
+                    samples[name].append(cost)
     for name, values in samples.items():
         report.add(f"a chat {name}", "ms of CPU", values)
+
+
+def measure_requests(report: Report, rounds: int) -> None:
+    """Measures the front's processor time for a stream of one token, in turns."""
+    numbers, samples = random.Random(0), dict[str, list[float]]()
+
+    def ids(length: int) -> dict:
+        return {"prompt": [numbers.randrange(5, 1000) for _ in range(length)]}
+
+    def words(length: int) -> dict:
+        return _chat(" ".join(numbers.choices(("the", "of", "time", "people", "about", "were", "could"), k=length)))
+
+    completions, chats = "/v1/completions", "/v1/chat/completions"
+    kinds = {"8 ids": (completions, ids, 8), "1088 ids": (completions, ids, 1088),
+             "a chat of 8 words": (chats, words, 8), "a chat of 700 words": (chats, words, 700)}  # fmt: skip
+    with (
+        served(["--steps-per-second", "1000"], module="bench.null_engine") as server,
+        _connected(server.url) as connection,
+    ):
+        for turn in range(rounds + 1):
+            for name, (path, prompt, length) in kinds.items():
+                bodies = [{"model": "null", "max_tokens": 1, "stream": True, **prompt(length)} for _ in range(REQUESTS)]
+                cost = _cpu_ms(server, connection, path, bodies)
+                if turn:
+                    samples.setdefault(name, []).append(cost)
+    for name, values in samples.items():
+        report.add(f"a stream of one token, {name}", "ms of CPU", values)
+
+
+def _chat(text: str) -> dict:
+    return {"model": "null", "max_tokens": 1, "messages": [{"role": "user", "content": text}]}
+
+
+def _cpu_ms(server: Served, connection: http.client.HTTPConnection, path: str, bodies: list[dict]) -> float:
+    """The front's processor time for a request, of those that are sent one after the other."""
+    before = server.usage()["front"].cpu_s
+    for body in bodies:
+        connection.request("POST", path, json.dumps(body), JSON_HEADERS)
+        response = connection.getresponse()
+        assert response.read() and response.status == 200
+    return 1e3 * (server.usage()["front"].cpu_s - before) / len(bodies)
 
 
 def _tool(number: int, note: str = "") -> dict:
@@ -420,7 +459,7 @@ def main(arguments: list[str]) -> None:
         help="APIs that the part null asks",
     )
     parser.add_argument("--scrape-seconds", type=float, default=20.0, help="how long the part scrape asks in each way")
-    parser.add_argument("--tool-rounds", type=int, default=7, help="rounds of the part tools, after one to warm up")
+    parser.add_argument("--tool-rounds", type=int, default=7, help="rounds of the parts tools and requests, after one")
     parser.add_argument("--output", type=Path, help="JSON file for all samples")
     options = parser.parse_args(arguments)
     parts = options.only.split(",")
@@ -435,6 +474,8 @@ def main(arguments: list[str]) -> None:
         measure_scrapes(report, options.scrape_seconds)
     if "tools" in parts:
         measure_tools(report, options.tool_rounds)
+    if "requests" in parts:
+        measure_requests(report, options.tool_rounds)
     if "streams" in parts:
         for api in STREAM_APIS:
             measure_streams(report, api, options.streams, options.seconds)
