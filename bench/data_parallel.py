@@ -27,7 +27,7 @@ from jsg.engine.front.fleet import open_engines
 from jsg.engine.front.routing import Router
 from jsg.engine.front.served import ServedEngine
 from jsg.prompt_ids import PromptIds
-from jsg.types import Request, SamplingParams
+from jsg.types import Request, RequestOutput, SamplingParams
 
 PARTS = ("router", "start", "loads")
 TINY_VOCAB = 1408
@@ -150,11 +150,18 @@ async def _talk(client: ServedEngine, number: int, session: Session, totals: lis
         said += tuple(turn.text)
         sampling = SamplingParams(max_new_tokens=turn.max_tokens, temperature=0, ignore_eos=True)
         request = Request(rid=f"{number}_{index}", input_ids=PromptIds.of(said), sampling=sampling)
-        async for output in client.generate(request):
-            said += output.token_ids
-            if output.finish is not None:
-                totals[0] += output.prompt_tokens
-                totals[1] += output.cached_tokens
+        arrived = asyncio.Queue[RequestOutput | Exception]()
+        end = client.begin(request, "", arrived.put_nowait)
+        try:
+            output = None
+            while output is None or output.finish is None:
+                if isinstance(output := await arrived.get(), Exception):
+                    raise output
+                said += output.token_ids
+            totals[0] += output.prompt_tokens
+            totals[1] += output.cached_tokens
+        finally:
+            end()
 
 
 def measure_loads(report: Report, dp_size: int) -> None:

@@ -1,4 +1,4 @@
-"""A layer of the gated delta rule over tiles of tokens, in two launches of matmuls. See `ops.gated_delta`.
+"""A layer of linear attention over tiles of tokens, in two launches of matmuls. See `ops.gated_delta`.
 
 The tokens of a tile have unit queries Q and keys K, values V, strengths b, and decay from any one to a later one; S is
 the state before the first:
@@ -7,6 +7,8 @@ the state before the first:
     N = T b (V - decay K S)                   the second, for each piece and head, tile after tile
     output = decay Q S + tril(Q Kᵀ decay) N
     S' = decay S + Kᵀ decay N
+
+A selective scan has N = b V. If each number of a key has a decay, it is inside of the products of queries and keys.
 
 T is found by substitution. Products of powers of the matrix are wrong by ten orders of magnitude where keys are alike.
 Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (arXiv:2406.06484).

@@ -51,12 +51,6 @@ def covering(specs: Mapping[str, ModelSpec]) -> list[str]:
     return chosen
 
 
-def by_family(specs: Mapping[str, ModelSpec], fast: Collection[str] = ()) -> list[Any]:
-    """A test's parameter for each of these variants: slow where it is of `covering` and not fast, else long too."""
-    slow = covering(specs)
-    return [pytest.param(variant, marks=mark(variant, fast, slow)) for variant in specs]
-
-
 def mark(variant: str, fast: Collection[str], slow: Collection[str]) -> tuple[pytest.MarkDecorator, ...]:
     """The marks of a variant's test, which is long where it is neither fast nor slow."""
     return () if variant in fast else (pytest.mark.slow,) if variant in slow else (pytest.mark.slow, pytest.mark.long)

@@ -143,7 +143,6 @@ SAMPLED_MORE: list[tuple[dict[str, typing.Any], str]] = [
     ({"stop_regex": ["a"] * 9}, "stop_regex must be at most 8 patterns"),
 ]  # fmt: skip
 """And with those of the interfaces that have them all."""
-NESTED: dict[str, typing.Any] = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
 
 Row = tuple[dict[str, typing.Any], str | None, str]
 

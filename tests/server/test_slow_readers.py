@@ -96,10 +96,9 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
 
 
 async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
-    generation = await make_generator(tokenizer).begin(CALL, [prompt(n=3)])
-    read = []
-    async with generation.run() as new:
-        async for index, delta in new:
+    generation, read = await make_generator(tokenizer).begin(CALL, [prompt(n=3)]), []
+    async with generation.run() as deltas:
+        async for index, delta in deltas:
             read.append((index, delta))
             seen = "".join(each.text for i, each in read if i == index)
             assert generation.answers[index].text == seen, "a delta brings its answer up to date"

@@ -30,22 +30,6 @@ async def start_client(config: EngineConfig, *, core: str) -> EngineClient:
     return client
 
 
-async def outputs_of(
-    client: EngineClient | EngineFleet, request: Request, owner: str = "", **options: Any
-) -> AsyncGenerator[RequestOutput]:
-    """The outputs of a request, up to the last one. Raises the error that ends it. To close it ends the request."""
-    arrived = asyncio.Queue[RequestOutput | Exception]()
-    end = client.begin(request, owner, arrived.put_nowait, **options)
-    try:
-        output = None
-        while output is None or output.finish is None:
-            if isinstance(output := await arrived.get(), Exception):
-                raise output
-            yield output
-    finally:
-        end()
-
-
 def num_live(client: EngineClient | EngineFleet, owner: str | None = None) -> int:
     """Requests of an owner, or of everybody, that have begun and not ended."""
     return sum(len(engine._streams.all_of(owner)) for engine in client.engines)
@@ -81,3 +65,19 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(RUN_S):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def outputs_of(
+    client: EngineClient | EngineFleet, request: Request, owner: str = "", **options: Any
+) -> AsyncGenerator[RequestOutput]:
+    """The outputs of a request, up to the last one. Raises the error that ends it. To close it ends the request."""
+    arrived = asyncio.Queue[RequestOutput | Exception]()
+    end = client.begin(request, owner, arrived.put_nowait, **options)
+    try:
+        output = None
+        while output is None or output.finish is None:
+            if isinstance(output := await arrived.get(), Exception):
+                raise output
+            yield output
+    finally:
+        end()
