@@ -18,7 +18,7 @@ from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import MediaKind, MediaPart, file_size
 from jsg.processing.snapshot_points import joined_text
 from jsg.server.kept_files import KeptFiles
-from jsg.server.text_threads import TextThreads
+from jsg.server.text_threads import PICTURE_BYTES, TextThreads
 from jsg.speech.prompts.chat_prompt import ChatPrompt
 from jsg.speech.prompts.encode_parts import EncodedPrompt
 from jsg.speech.reply_plan import ReplyPlan
@@ -230,7 +230,7 @@ class MediaSources:
         if encoded is not None:
             return encoded
         media = await self.read(sources, "messages", max_tokens, namespace=namespace)
-        num_chars = num_bytes - sum(len(source.url) for source in sources)
+        num_chars = num_bytes + sum(PICTURE_BYTES - len(source.url) for source in sources)
         return await self._threads.run(lambda: encode(shown, media=media, namespace=namespace, **options), num_chars)
 
     def _distinct(self, sources: Sequence[MediaSource], field: str) -> list[MediaSource]:

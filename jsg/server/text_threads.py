@@ -13,6 +13,7 @@ from jsg.malloc import trim
 from jsg.waits import WaitReason, waiting
 
 INLINE_BYTES = 2**10  # take less time than to hand them to a thread
+PICTURE_BYTES = 2**11  # of a text that takes as long to read as a picture to put into a prompt
 LONG_BYTES = 2**17  # take about 30 ms; larger texts go to the threads for long work
 LARGE_BYTES = 2**20
 """After larger texts the C library's free pages are given back: `tokenizers` needs some 130 bytes for each byte, and a

@@ -12,6 +12,7 @@ from jsg.processing.parts import MediaKind
 from jsg.server.front import Front
 from jsg.server.http.body import Checked
 from jsg.server.media_sources import MediaSource
+from jsg.server.text_threads import PICTURE_BYTES
 from jsg.speech.prompts.encode_parts import EncodedPrompt
 
 IMAGE_DATA = (
@@ -79,7 +80,9 @@ async def encode_with_media(
             encoded.append(EncodedPrompt(input_ids=input_ids, media=inputs))
         return encoded
 
-    return put_all() if reader is None else await front.threads.run(put_all, sum(map(len, id_lists)) + len(flat))
+    if reader is None:
+        return put_all()
+    return await front.threads.run(put_all, sum(map(len, id_lists)) + PICTURE_BYTES * len(flat))
 
 
 def _each(
