@@ -22,7 +22,7 @@ from jsg.server import media_sources
 from jsg.server.http.json_body import _num_media_chars
 from jsg.server.media_sources import MediaSource, MediaSources, joined_content, media_limits
 from jsg.server.shared.messages import Message
-from jsg.server.text_threads import MAX_MEDIA, TextThreads
+from jsg.server.text_threads import INLINE_BYTES, MAX_MEDIA, TextThreads
 from tests.server.scripted import ScriptedServer
 from tests.server.vision_model import base64_of, data_url, png
 
@@ -264,7 +264,8 @@ class TestEventLoop:
             return made(self, *given)
 
         monkeypatch.setattr(Message, "to_template", noted)
-        assert server.http.post(path, json={"messages": [{"role": "user", "content": "hi"}]}).status_code == 200
+        said = {"role": "user", "content": "h" * (INLINE_BYTES + 1)}
+        assert server.http.post(path, json={"messages": [said]}).status_code == 200
         assert [name.rpartition("_")[0] for name in names] == ["jsg-text"]
 
     async def test_what_waits_for_pictures_is_bounded(self):
