@@ -158,12 +158,12 @@ def test_the_ids_of_texts_and_scores_are_checked_beside_the_loop_and_those_of_a_
         return check(ids)
 
     monkeypatch.setattr(PromptIds, "of", checked)
-    texts, ids = [chr(97 + n) * 50 for n in range(4)], [[65 + n] * 3 for n in range(4)]
+    texts, ids = [chr(97 + n) * 500 for n in range(4)], [[65 + n] * 300 for n in range(4)]
     with make_server() as server:
         for path, body, expected in (
-            ("/generate", {"text": texts, "sampling_params": {"max_new_tokens": 1}}, [50] * 4),
-            ("/v1/score", {"query": "ab" * 20, "items": ["c"] * 3, "label_token_ids": [1]}, [41] * 3),
-            ("/v1/score", {"query": [65] * 40, "items": ids, "label_token_ids": [1]}, [40, 3, 3, 3, 3]),
+            ("/generate", {"text": texts, "sampling_params": {"max_new_tokens": 1}}, [500] * 4),
+            ("/v1/score", {"query": "ab" * 200, "items": ["c" * 300] * 3, "label_token_ids": [1]}, [700] * 3),
+            ("/v1/score", {"query": [65] * 400, "items": ids, "label_token_ids": [1]}, [400, *[300] * 4]),
         ):
             beside.clear()
             response = server.http.post(path, json=body)
