@@ -132,7 +132,7 @@ def test_layers_of_each_kind_are_counted(monkeypatch: pytest.MonkeyPatch):
 
 def test_tiles_of_prompts_are_products_and_a_substitution():
     """For each token and head of Qwen3.5 9B. With a state three products, each of two parts, and so on."""
-    of_head = 12 * 128 * 128 + 4 * 64 * 128 + 8 * 64 * 128 + 16 * 2 * 64 * 64
+    of_head = 12 * 128 * 128 + 4 * 64 * 128 + 12 * 64 * 128 + 16 * 2 * 64 * 64
     assert _tile_flops(Estimate("h200", "Qwen3.5-9B").config) == 24 * 32 * of_head
     assert _tile_flops(Estimate("h200", "8B").config) == 0
 

@@ -20,7 +20,7 @@ from jsg.engine.front.client import EngineClient
 from jsg.errors import RequestError
 from jsg.types import Request, SamplingParams
 from tests.engine import dense, small
-from tests.engine.front.background import start_client
+from tests.engine.front.background import outputs_of, start_client
 from tests.sched.token_model import positions
 
 MAX_ERROR = 1e-4
@@ -277,14 +277,14 @@ def test_forks_and_a_join_through_the_client(models: dict[str, pathlib.Path], co
 
     async def collect(client: EngineClient, request: Request) -> small.Outcome:
         outcome = small.Outcome()
-        async for output in client.generate(request):
+        async for output in outputs_of(client, request):
             outcome.add(output)
         return outcome
 
     async def main() -> tuple[Request, small.Outcome, dict[str, Any]]:
         client = await start_client(config, core="tests.engine.late:LateCore")
         try:
-            hold = client.generate(dataclasses.replace(plain("hold", prefix, 0), hold=True))
+            hold = outputs_of(client, dataclasses.replace(plain("hold", prefix, 0), hold=True))
             assert (await anext(hold)).finish is None
             forks = [plain(f"fork {number}", (*prefix, number + 2), 8) for number in range(3)]
             outcomes = await asyncio.gather(*(collect(client, fork) for fork in forks))
