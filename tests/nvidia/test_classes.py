@@ -308,12 +308,16 @@ IN_FEW_BITS = {
     "q4_k": (Form("uint4", 32, "int8", has_zero=True, has_factor=True, has_step=True, block=256), (16,)),
 }
 """Forms, and the rows with which they are compiled for a card of each class. What else there is of both is long."""
+OF_EACH, OF_TWO = ("int4", "awq", "mxfp4"), ("l4", "h200")
+"""Forms that are compiled for a card of each class, and the cards for which the others are."""
 PRODUCTS_IN_FEW_BITS = [
     pytest.param(
         name,
         form,
         num_rows,
-        marks=() if name in CLASSES.values() and num_rows in quick else pytest.mark.long,
+        marks=()
+        if name in (CLASSES.values() if form in OF_EACH else OF_TWO) and num_rows in quick
+        else pytest.mark.long,
         id=f"{name}-{form}-{num_rows}",
     )
     for name in NAMES
