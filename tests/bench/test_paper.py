@@ -370,7 +370,7 @@ def test_every_workload_has_questions_that_the_embedded_models_can_answer():
 @pytest.mark.parametrize(
     ("names", "arms"),
     [
-        pytest.param(("judge", "json"), (FULL, "no-cache", "no-hint", "compiles"), marks=pytest.mark.slow, id="some"),
+        pytest.param(("judge", "json"), (FULL, "no-cache"), marks=pytest.mark.slow, id="some"),
         pytest.param(tuple(WORKLOADS), tuple(ARMS), marks=[pytest.mark.slow, pytest.mark.long], id="all"),
     ],
 )

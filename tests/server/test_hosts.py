@@ -166,7 +166,10 @@ def stop(hosts: Hosts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("harm", "reason"), [(end, "host 1 is gone"), (stop, "host 1 has given no sign of life")])
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [(end, "host 1 is gone"), pytest.param(stop, "host 1 has given no sign of life", marks=pytest.mark.long)],
+)
 def test_a_follower_that_is_lost(make_hosts, capfd, harm: Callable[[Hosts], None], reason: str):
     with make_hosts() as hosts, streaming(hosts) as lines:
         harm(hosts)

@@ -85,6 +85,7 @@ def test_errors_of_a_start(log_format: str):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_command_that_compiles(tmp_path, monkeypatch):
     """XLA's own lines are of the format too."""
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
