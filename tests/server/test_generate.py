@@ -170,7 +170,7 @@ class TestCache:
     def test_for_what_an_answer_waited(self, http):
         body = {"text": "word " * 9, "sampling_params": {"max_new_tokens": 2}}
         waited = generate(http, **body, return_waited=True).json()["meta_info"]["waited"]
-        assert waited.keys() == {"rows", "text"} and waited["rows"] == QUEUE_S and waited["text"] > 0
+        assert waited == {"rows": QUEUE_S}  # a text that is as short waits for no thread
         assert "waited" not in generate(http, **body).json()["meta_info"]
 
     def test_a_stream_tells_it_too(self, http):
