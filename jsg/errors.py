@@ -154,7 +154,8 @@ class GrammarError(RequestError):
         self.field = field
 
     def __str__(self) -> str:
-        field = "" if self.field is None else f"{self.names.get(self.field, self.field)} is not valid: "
+        # A client may have written the field into a structural tag.
+        field = "" if self.field is None else f"{shown_name(self.names.get(self.field, self.field))} is not valid: "
         return field + super().__str__()
 
 

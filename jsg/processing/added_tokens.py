@@ -1,8 +1,9 @@
 """Finds added tokens in a text as `tokenizers` finds them, with the flags that a checkpoint gives them."""
 
+import itertools
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import final
 
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
@@ -55,9 +56,24 @@ class AddedTokens:
 
 
 def longest_first(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds these texts, of those that begin together the longest; None if there are none."""
-    ordered = sorted(filter(None, tokens), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+    """A pattern that finds these texts, of those that begin together the longest; None if there are none.
+
+    Some models have thousands of them, which Python would try one by one, so the pattern is a tree of their beginnings.
+    """
+    ordered = sorted(set(tokens) - {""})
+    return re.compile(_tree(ordered)) if ordered else None
+
+
+def _tree(ordered: Sequence[str]) -> str:
+    """An expression for sorted texts, none of which is empty."""
+    branches: list[str] = []
+    for _, group in itertools.groupby(ordered, lambda text: text[0]):
+        texts = list(group)
+        pairs = zip(texts[0], texts[-1], strict=False)
+        shared = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        rest = [text[len(shared) :] for text in texts if text != shared]
+        branches.append(re.escape(shared) + (f"(?:{_tree(rest)})" if rest else "") + "?" * (0 < len(rest) < len(texts)))
+    return "|".join(branches)
 
 
 def _is_word(char: str) -> bool:

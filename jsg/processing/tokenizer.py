@@ -43,7 +43,7 @@ class TextEncoder(Protocol):
     def cuts(self) -> re.Pattern[str] | None:
         """Finds tokens that cut a text into parts which, encoded one by one, are the tokens of the whole; None if none.
 
-        The text is read with `parse_special`.
+        The text is read with `parse_special`. None too where `continues` makes a difference.
         """
         ...
 

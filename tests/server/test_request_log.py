@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from jsg.constrained.tags.front import structural_tag_grammar
+from jsg.errors import GrammarError
 from jsg.server.caller import Caller
 from jsg.server.telemetry import request_log
 from jsg.server.telemetry.exchange import Endpoint, Exchange
+from jsg.server.telemetry.quotes import without_quotes
 from jsg.server.telemetry.request_log import LogLine, RequestLog
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.mixed_run import MixedRun
@@ -287,6 +290,13 @@ def test_nothing_secret_is_logged(logging_server: LoggingServer):
     text = logging_server.text
     for secret in (*secrets.values(), *KEYS, "wrong-key-9", "wrong-key-7"):
         assert secret not in text
+
+
+def test_a_field_that_a_client_writes_into_a_tag_is_not_logged():
+    part = {"type": "regex", "pattern": "(", "field": "hunter2 is the password"}
+    with pytest.raises(GrammarError) as refused:
+        structural_tag_grammar(json.dumps({"type": "structural_tag", "format": part}))
+    assert "hunter2" in str(refused.value) and "hunter2" not in without_quotes(str(refused.value))
 
 
 def test_lines_add_up_to_the_counters(mixed_run: MixedRun):

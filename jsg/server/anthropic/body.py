@@ -394,7 +394,7 @@ class CountTokensBody(Body):
 
     def client_names(self) -> ClientNames:
         """As `Body.client_names`."""
-        return ClientNames(CLIENT_NAMES, grammar=field_of(self.constraint()))
+        return ClientNames(CLIENT_NAMES, {"text": "messages"}, field_of(self.constraint()))
 
     @property
     def is_continued(self) -> bool:

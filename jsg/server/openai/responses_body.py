@@ -434,7 +434,8 @@ class InputTokensBody(Body):
 
     def client_names(self) -> ClientNames:
         """As `Body.client_names`."""
-        return ClientNames(CLIENT_NAMES, {"max_new_tokens": "input"}, field_of(self.constraint()))
+        params = {"text": "input", "max_new_tokens": "input"}
+        return ClientNames(CLIENT_NAMES, params, field_of(self.constraint()))
 
 
 class ResponsesBody(with_sampling(InputTokensBody, "responses")):
@@ -508,7 +509,7 @@ class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     def client_names(self) -> ClientNames:
         """As `Body.client_names`."""
         names = super().client_names()
-        return names if self.max_output_tokens is None else dataclasses.replace(names, params={})
+        return names if self.max_output_tokens is None else dataclasses.replace(names, params={"text": "input"})
 
     def thought_wish(self) -> ThoughtWish:
         """What the client wants of thoughts."""

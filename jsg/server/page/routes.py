@@ -109,7 +109,7 @@ def _parameters() -> str:
 
 def _bounds(kind: Integer | Number) -> dict[str, float]:
     if isinstance(kind, Number):
-        return {"min": math.floor(kind.low), "max": kind.high, "step": 0.05}
+        return {"min": math.floor(kind.low), "max": kind.high, "step": 0.01}
     return {"min": kind.low if kind.also is None else kind.also, "max": kind.high, "step": 1}
 
 

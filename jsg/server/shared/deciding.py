@@ -133,7 +133,7 @@ async def decide_all(
 
 def names_of_input(field: str) -> ClientNames:
     """The names in errors where an input is in this field."""
-    return ClientNames(dict.fromkeys(("messages", "prompt", "input_ids"), field))
+    return ClientNames(dict.fromkeys(("messages", "prompt", "input_ids"), field), {"text": field})
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from jsg.prompt_ids import GrowingIds, PromptIds
 
 LEAST_CHARS = 1024  # encoding fewer takes about as long as finding them
 KEPT_BYTES = 16 * 2**20
+MOST_BYTES = KEPT_BYTES // 16  # of a text, so that a long document does not drop everybody's tools
 _ENTRY_BYTES = 512
 
 type _Key = tuple[str, str]
@@ -21,8 +22,8 @@ type _Key = tuple[str, str]
 class KeptTokens:
     """Encodes the markup of prompts. It keeps texts between special tokens, up to `KEPT_BYTES` in all.
 
-    Each namespace of the prefix cache has its own texts, so that no time tells what another one has sent. Any number of
-    threads may use it.
+    Each namespace of the prefix cache has its own texts, so that no time tells which text another one has sent. Any
+    number of threads may use it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -66,7 +67,7 @@ class KeptTokens:
         if kept is None:
             ids = PromptIds.of(self._new(text, max_tokens))
             kept = sys.getsizeof(text) + ids.array.nbytes + _ENTRY_BYTES, ids
-            if kept[0] <= KEPT_BYTES:
+            if kept[0] <= MOST_BYTES:
                 with self._lock:
                     self._kept.put((namespace, text), kept)
         return kept[1]
