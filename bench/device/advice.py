@@ -333,24 +333,38 @@ def _cascade(run: Run, figures: Figures) -> Iterator[Advice]:
 
 
 def _types(run: Run, figures: Figures) -> Iterator[Advice]:
-    """For each short type, up to how many rows its products are faster."""
+    """For each short type, up to how many rows its products are faster; and where XLA makes them faster than jsg."""
     by_type: dict[tuple[str, str], dict[int, Figure]] = collections.defaultdict(dict)
     for figure in (*figures.all(kind="quantised"), *figures.all(kind="few-bits")):
         name = figure.facts["quantization"] + (" (rows in e4m3 too)" if figure.facts.get("rounds_rows") else "")
         if "rows" in figure.facts:
             by_type[figure.facts["kind"], name][figure.facts["rows"]] = figure
     for (kind, name), sides in by_type.items():
+        of_xla = by_type.get((kind, f"{name} by XLA"), {})
+        if slower := sorted(
+            rows for rows, figure in sides.items() if rows in of_xla and _gain(of_xla[rows], figure) < 1
+        ):
+            yield Advice(
+                f"jsg's products with kernels in {name} are slower than XLA's for {', '.join(map(str, slower))} rows",
+                "let few_bits_columns of this class of card, in jsg/kernels_pallas/tuning, leave these rows to XLA",
+                "its rows were chosen by reading machine code, before a device had run it",
+            )
         plain = by_type[kind, "none"] if (kind, "none") in by_type and name != "none" else {}
-        gains = {rows: plain[rows].smallest / figure.smallest for rows, figure in sides.items() if rows in plain}
+        gains = {rows: _gain(plain[rows], figure) for rows, figure in sides.items() if rows in plain}
         slower = sorted(rows for rows, gain in gains.items() if gain < 1 / WORTH)
         faster = sorted(rows for rows, gain in gains.items() if gain > WORTH)
         if slower:
             up_to = f"up to {faster[-1]} rows" if faster else "for none of these numbers of rows"
             yield Advice(
                 f"products with kernels in {name} are slower for {', '.join(map(str, slower))} rows",
-                f"say in docs/nvidia.md that --quantization {name} gains speed on this card {up_to}",
-                "it still halves the memory of the weights, so it may be right for a card that is too small",
+                f"say in docs/nvidia.md that {'--quantization ' if kind == 'quantised' else 'kernels in '}{name} gains "
+                f"speed on this card {up_to}",
+                "the weights still take less memory, so it may be right for a card that is too small",
             )
+
+
+def _gain(before: Figure, now: Figure) -> float:
+    return before.smallest / now.smallest
 
 
 def _others(run: Run, figures: Figures) -> Iterator[Advice]:

@@ -49,7 +49,7 @@ def _measure(part: Part, correctness: Correctness, name: str, form: Form | None)
     kernel = _random(form, (shape["hidden_size"], 2 * shape["intermediate_size"]), part.plan.dtype)
     multiply: dict[str, Callable[..., jax.Array]] = {name: _product}
     if form is not None and form.scales_columns:
-        multiply[f"{name} by XLA"] = lambda x, kernel: _product(x, kernel.values.astype(x.dtype)) * kernel.scale
+        multiply[f"{name} by XLA"] = _by_xla
     for rows in part.plan.product_rows:
         x = _rows(rows, shape["hidden_size"], part.plan.dtype)
         for shown, product in multiply.items():
@@ -84,6 +84,12 @@ def _experts(part: Part, correctness: Correctness, name: str, form: Form | None)
 
 def _product(x: jax.Array, kernel: jax.Array | Quantised) -> jax.Array:
     return ops.matmul(x, kernel, x.dtype) if isinstance(kernel, Quantised) else jnp.dot(x, kernel)
+
+
+def _by_xla(x: jax.Array, kernel: Quantised) -> jax.Array:
+    """As `models.layers.project` has it multiplied."""
+    sums = jnp.dot(x, kernel.values.astype(x.dtype), preferred_element_type=jnp.float32)
+    return (sums * kernel.wide_scale).astype(x.dtype)
 
 
 def _compiled(product: Callable[..., Any], is_xla: bool, *given: Any) -> Callable[[], jax.Array]:

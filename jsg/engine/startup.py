@@ -40,7 +40,7 @@ from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.selfcheck import DecodeSteps, step_cost
 from jsg.engine.shapes import shapes_of
 from jsg.errors import ConfigError, MemoryPlanError
-from jsg.kernels_pallas import ops, tuning
+from jsg.kernels_pallas import machine_code, ops, tuning
 from jsg.models.config import read_spec
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype, with_kept, with_own_head
@@ -133,7 +133,7 @@ class Settings:
     def _advice(self) -> str:
         """What would be faster on this CPU and change answers little, for the end of a line; empty if nothing would."""
         advice = ""
-        if self.dtype == jnp.float32 and ops.is_faster_in_bfloat16():
+        if self.dtype == jnp.float32 and machine_code.is_faster_in_bfloat16():
             advice += "; --dtype bfloat16 would be faster on this CPU"
         # Kernels of experts, and those that several devices share, are converted in every step.
         is_read_in_8_bits = ops.best_implementation() == "native" and self.mesh is None and not self.model.has_experts

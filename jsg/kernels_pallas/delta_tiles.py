@@ -86,8 +86,8 @@ def gated_delta(
     check_addressable(cache.states)
     (_, heads, values, keys), (num_tokens, key_heads, _) = cache.states.shape, joint.shape
     sizes, has_delta = sizes_for("delta_tiles", rows=num_tokens), isinstance(weights, DeltaWeights)
-    num_mixed, has_one_decay = NUM_PARTS[joint.dtype.name], has_delta and apart is None
-    is_narrow = keys > MAX_DIM or (num_mixed > 1 and not has_one_decay)  # more would spill
+    num_mixed = NUM_PARTS[joint.dtype.name]
+    is_narrow = keys > MAX_DIM or (num_mixed > 1 and not (has_delta and apart is None))  # more would spill
     block_v = math.gcd(sizes["block_v"] // (1 + is_narrow), values)
     static = _Static(heads // key_heads, keys, block_v, num_mixed, max(num_mixed, 2), apart is not None, has_delta)
     call = functools.partial(pl.pallas_call, interpret=interpret)

@@ -240,7 +240,7 @@ class Reading(NamedTuple):
         (made,) = plgpu.elementwise_inline_asm(
             instructions,
             args=args,
-            constraints=",".join(["=r"] * num_words[0] + ["r"] * sum(num_words[1:])),
+            constraints=",".join(["=&r"] * num_words[0] + ["r"] * sum(num_words[1:])),  # inputs are read later
             pack=4,
             result_shape_dtypes=[jax.ShapeDtypeStruct(args[0].shape, dtype)],
         )

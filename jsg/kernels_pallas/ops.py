@@ -5,7 +5,7 @@
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -385,7 +385,7 @@ def gated_rows(
         from jsg.kernels_pallas import fp8_rounding
 
         return fp8_rounding.gated(gate_up, activation, groups, interpret=_interprets())
-    return reference_fp8.rounded(gated(gate_up, activation), groups)
+    return reference_fp8.rounded(gated(gate_up, activation, implementation=implementation), groups)
 
 
 def normed_rows(
@@ -408,29 +408,6 @@ def normed_rows(
         return fp8_rounding.normed(x, more, factor, eps, groups, interpret=_interprets())
     total = x if more is None else x + more
     return total, reference_fp8.rounded(reference_rows.rms_norm(total, factor, eps), groups)
-
-
-def is_faster_in_bfloat16() -> bool:
-    """Whether the default device is a CPU that multiplies bfloat16 faster than float32."""
-    if target_platform() != "cpu":
-        return False
-    from jsg.kernels_pallas.native import amx, library
-
-    return amx.is_available() or library.multiplies_pairs()
-
-
-def native_object_files() -> dict[str, bytes]:
-    """The machine code of the kernels that programs for this CPU call, by name, of all that were traced so far."""
-    from jsg.kernels_pallas.native import library
-
-    return library.object_files()
-
-
-def register_native(files: Mapping[str, bytes]) -> None:
-    """Makes kernels known to XLA that `native_object_files` gave, so that programs that call them need no trace."""
-    from jsg.kernels_pallas.native import library
-
-    library.register_all(files)
 
 
 def expert_routes(

@@ -134,11 +134,10 @@ class Linear(nnx.Module):
     def part(self, x: Float[Array, "T D"] | Fp8Rows) -> Float[Array, "T *out"]:
         """This device's part of the projections of every token, without biases, before it is added up."""
         kernel = self.kernel.get_value()
-        if isinstance(x, Fp8Rows):
-            return project(x, kernel, self.dtype)
+        dtype = self._dtype_of(x)
         # Panels have results of any type at the same speed. A bias is added before the sum is rounded.
         is_rounded = isinstance(kernel, Panels) and self.bias is None
-        out = project(x, kernel, x.dtype if is_rounded else activation_result(x.dtype))
+        out = project(x, kernel, dtype if is_rounded else activation_result(dtype))
         if isinstance(kernel, Panels):
             out = out.reshape(len(x), *self.out_shape)
         return out
@@ -151,7 +150,10 @@ class Linear(nnx.Module):
             # On a GPU XLA adds a vector inside the matmul, but would write out a bias of several axes for every token.
             bias = self.bias[...].astype(out.dtype).reshape(-1)
             out = (out.reshape(len(out), -1) + bias).reshape(out.shape)
-        return out.astype(self.dtype if isinstance(x, Fp8Rows) else x.dtype)
+        return out.astype(self._dtype_of(x))
+
+    def _dtype_of(self, x: Float[Array, "T D"] | Fp8Rows) -> jax.typing.DTypeLike:
+        return self.dtype if isinstance(x, Fp8Rows) else x.dtype
 
 
 class Embedding(nnx.Module):

@@ -387,6 +387,17 @@ def test_short_types_are_advised_up_to_where_they_gain():
     assert "int8 are slower for 256 rows" in what and "gains speed on this card up to 8 rows" in found[what]
 
 
+def test_products_that_xla_makes_faster_are_left_to_it():
+    times = {"none": {8: 0.77, 256: 1.42}, "int8": {8: 0.62, 256: 1.4}, "int8 by XLA": {8: 0.7, 256: 1.3}}
+    figures = [
+        figure(f"{name} {rows}", [ms], kind="few-bits", quantization=name, rows=rows)
+        for name, sides in times.items()
+        for rows, ms in sides.items()
+    ]
+    [what, _] = found = advised(record("few-bits", *figures))
+    assert "int8 are slower than XLA's for 256 rows" in what and "few_bits_columns" in found[what]
+
+
 def test_wrong_numbers_make_speeds_doubtful():
     wrong = figure("attention error, decode", [0.3], kind="error", at_most=0.05, is_right=False, op="paged_attention")
     records = {

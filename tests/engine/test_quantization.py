@@ -50,7 +50,7 @@ def test_kernels_take_less_and_answers_hardly_change(
     expected, _ = score(plain, prompts)
     told: list[Progress] = []
     knobs = {**small.DETERMINISTIC, "quantization": name}
-    has_unit = mock.patch.object(startup.ops, "is_faster_in_bfloat16", return_value=True)
+    has_unit = mock.patch.object(startup.machine_code, "is_faster_in_bfloat16", return_value=True)
     with has_unit, mock.patch.object(startup, "plan_memory", wraps=startup.plan_memory) as planned:
         core = small.make_core(small_model, compile_cache_dir, report=told.append, **knobs)
     plan = next(progress for progress in told if progress.stage == "plan")

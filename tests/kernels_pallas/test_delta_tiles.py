@@ -17,7 +17,12 @@ from tests.kernels_pallas.definition import QUICKLY
 from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, STEPS, Arrays, Case, Run, definition, make
 
 FAST = ("prompts", "bfloat16", "scan in bfloat16", "prompts by channel")
-TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
+TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
+NAMED = {case.name: case for case in CASES}
+IN_FLOAT16 = [
+    dataclasses.replace(NAMED[name], name=f"{name} in float16", dtype="float16")
+    for name in ("bfloat16", "scan in bfloat16")
+]
 TOKENS = 512
 """Of all cases below, so that one program is compiled for them."""
 
@@ -41,7 +46,10 @@ def run(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[] if case.name in FAST else [pytest.mark.slow], id=case.name) for case in CASES],
+    [
+        pytest.param(case, marks=[] if case.name in FAST else [pytest.mark.slow], id=case.name)
+        for case in (*CASES, *IN_FLOAT16)
+    ],
 )
 def test_tiles_are_the_definition(case: Case):
     """Pieces of all lengths, some of which continue. Slots that nobody may read hold NaN; only targets change."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench import attention_cases as cases
-from jsg.kernels_pallas import cascade, falling_back, ops, paged_decode, ragged_paged_attention, reference
+from jsg.kernels_pallas import cascade, falling_back, machine_code, ops, paged_decode, ragged_paged_attention, reference
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.inputs import Scoring
 from jsg.kernels_pallas.native import amx, attention, library
@@ -112,4 +112,4 @@ def test_only_a_cpu_is_asked_how_it_multiplies_bfloat16(
     monkeypatch.setattr(ops, "target_platform", lambda: platform)
     monkeypatch.setattr(amx, "is_available", lambda: has_unit)
     monkeypatch.setattr(library, "multiplies_pairs", lambda: has_pairs)
-    assert ops.is_faster_in_bfloat16() is expected
+    assert machine_code.is_faster_in_bfloat16() is expected

@@ -23,7 +23,7 @@ from jax.experimental import serialize_executable
 from jsg.engine.device.memory import MemoryPlan
 from jsg.engine.device.pool_sizes import WindowPool
 from jsg.errors import ConfigError
-from jsg.kernels_pallas import ops
+from jsg.kernels_pallas import machine_code
 from jsg.window import Window
 
 MANIFEST = "manifest.json"
@@ -65,7 +65,7 @@ class ProgramStore:
     def load_kernels(self) -> None:
         """Makes the kernels known to XLA that programs for a CPU call."""
         if KERNELS in self.files:
-            ops.register_native(pickle.loads(self._read(KERNELS)))  # see the module's head
+            machine_code.register_native(pickle.loads(self._read(KERNELS)))  # see the module's head
 
     def load(self, name: Hashable, devices: Sequence[Any]) -> jax.stages.Compiled:
         """Reads one program, for these devices to run it together.
@@ -105,7 +105,7 @@ def save(
     """
     unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
     contents = {repr(name): pickle.dumps(serialize_executable.serialize(program)) for name, program in programs.items()}
-    if kernels := ops.native_object_files():
+    if kernels := machine_code.native_object_files():
         contents[KERNELS] = pickle.dumps(kernels)
     files: dict[str, tuple[str, str]] = {}
     manifest = {"format": FORMAT, "conditions": dict(conditions), "plan": dataclasses.asdict(plan), "programs": files}
