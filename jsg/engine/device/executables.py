@@ -52,7 +52,7 @@ QUANTISED_OPTIONS: Mapping[str, Mapping[str, bool | int]] = {"gpu": {"xla_gpu_en
 each kernel in bfloat16 at every step. XLA's own matmuls convert each block as they read it, and autotuning finds the
 sizes of their blocks. Programs that encode images have no kernels in 8 bits and keep the options above, because XLA's
 own matmuls cannot do some of theirs. Programs with kernels in 4 bits keep them too: jsg's own kernel multiplies
-these, and cuBLASLt the others."""
+these, and cuBLASLt the others. In programs of few rows jsg's kernel multiplies int8 as well, whatever the options."""
 
 
 ANY_KIND = ""
