@@ -128,5 +128,5 @@ def test_one_more_parameter_in_the_table_is_everywhere():
             "described": HELP,
             "generate refuses": f"{NAME} must be in [0, 9], but got 10; leave it out for the default",
         },
-        "steps": {"step": 7.0, "models": 1.0, "page": [NAME, "Sharpness", {"min": 0, "max": 9, "step": 0.05}]},
+        "steps": {"step": 7.0, "models": 1.0, "page": [NAME, "Sharpness", {"min": 0, "max": 9, "step": 0.01}]},
     }
