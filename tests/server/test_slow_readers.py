@@ -174,7 +174,7 @@ async def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bo
         await asyncio.sleep(0.005)
 
     scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-    response = await respond_with_events(HttpRequest(scope, receive), events(), named=named, beat_s=0.001, turn=turn)
+    response = respond_with_events(HttpRequest(scope, receive), events(), named=named, beat_s=0.001, turn=turn)
     await response(scope, receive, send)
     name = b"event: a\n" if named else b""
     escaped = b",".join([b'"\\u2028"'] * 8)
@@ -234,7 +234,7 @@ async def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_noth
             left.set()
 
     scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-    response = await respond_with_events(HttpRequest(scope, receive), events())
+    response = respond_with_events(HttpRequest(scope, receive), events())
     await response(scope, receive, send)
     assert 10 <= len(sent) < 30
     assert closed.is_set()
@@ -261,7 +261,7 @@ async def test_nothing_is_made_for_a_client_that_left_without_reading():
             await left.wait()
 
     scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-    response = await respond_with_events(HttpRequest(scope, receive), events())
+    response = respond_with_events(HttpRequest(scope, receive), events())
     await response(scope, receive, send)
     assert made == [0, 1, 2]
 
@@ -288,7 +288,7 @@ async def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event
             sent.append(message["body"])
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
-    response = await respond_with_events(HttpRequest(scope, receive), events(), named=named)
+    response = respond_with_events(HttpRequest(scope, receive), events(), named=named)
     await response(scope, receive, send)
     assert b"secret" not in b"".join(sent) and b"internal error" in sent[1]
     assert (b"event: error" in sent[1]) == named and sent[2] == (b"" if named else b"data: [DONE]\n\n")

@@ -58,7 +58,7 @@ async def create_message(
     blocks = _Blocks(body.thought_display)
     if body.stream:
         events = _events(generation, blocks, front.model_name)
-        return await respond_with_events(request, events, named=True)
+        return respond_with_events(request, events, named=True)
     await until_disconnect(request, generation.complete())
     [answer] = generation.answers
     found = answer.parsed

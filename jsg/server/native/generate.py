@@ -233,10 +233,10 @@ async def generate(
 
     turn = functools.partial(generator.share.turn, call.caller.tenant)
     if body.hold:
-        return await respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
+        return respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
     if body.stream:
         events = _increments if body.incremental else _events
-        return await respond_with_events(request, events(generation, is_list, logprobs, shown), turn=turn)
+        return respond_with_events(request, events(generation, is_list, logprobs, shown), turn=turn)
     await until_disconnect(request, generation.complete())
     results = await generator.share.each(call.caller.tenant, shown, range(len(generation.answers)))
     for result, scores in zip(results, logprobs, strict=True):

@@ -72,7 +72,7 @@ async def respond(
     turn = functools.partial(front.generator.share.turn, generation.call.caller.tenant)
     if body.stream:
         events = _events(body, generation, choices, {**head, "object": event_kind})
-        return await respond_with_events(request, events, turn=turn)
+        return respond_with_events(request, events, turn=turn)
     await until_disconnect(request, generation.complete())
     num_chars = sum(len(answer.text) for answer in generation.answers)
     shown = await front.generator.beside(lambda: [choice.whole() for choice in choices], num_chars)

@@ -94,7 +94,7 @@ async def create_response(
         return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
 
     if body.stream:
-        return await respond_with_events(request, events_of(reply, generation, keep), named=True, turn=turn)
+        return respond_with_events(request, events_of(reply, generation, keep), named=True, turn=turn)
     await until_disconnect(request, reply.take_all(generation))
     return await respond_in_pieces(json_pieces(await keep(reply.ended())), turn)
 
