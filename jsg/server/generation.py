@@ -7,7 +7,7 @@ import functools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from jsg.config import ServerConfig
@@ -77,8 +77,8 @@ class Generation:
         # wait too long for each other, and the grammars of other requests would wait for all of them.
         self._grammar_turns = asyncio.Semaphore(AT_ONCE)
 
-    @contextlib.asynccontextmanager
-    async def run(self, *, is_read: bool = True) -> AsyncGenerator[Deltas]:
+    @contextlib.contextmanager
+    def run(self, *, is_read: bool = True) -> Iterator[Deltas]:
         """Generates all answers side by side during the block, which may be left early. May be entered once.
 
         Args:
@@ -87,20 +87,19 @@ class Generation:
         Raises:
             ShuttingDownError, RateLimitError, RequestError: The request is not let in.
         """
-        tenant, is_let_in = self.call.caller.tenant, self.call.is_let_in
-        try:
-            self._admission.check(tenant, len(self.answers), is_let_in=is_let_in)
-        except QueueFullError as error:
-            for observer in self._observers:
-                observer.on_start(self._begun)
-                observer.on_end(self._begun, error)
-            raise
-        with self._admission.enter(tenant, len(self.answers), is_let_in=is_let_in) as leave:
-            async with self._under_way(is_read=is_read, leave=leave) as deltas:
-                yield deltas
+        entering = self._admission.enter(self.call.caller.tenant, len(self.answers), is_let_in=self.call.is_let_in)
+        with contextlib.ExitStack() as stack:
+            try:
+                leave = stack.enter_context(entering)
+            except QueueFullError as error:
+                for observer in self._observers:
+                    observer.on_start(self._begun)
+                    observer.on_end(self._begun, error)
+                raise
+            yield stack.enter_context(self._under_way(is_read=is_read, leave=leave))
 
-    @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncGenerator[Deltas]:
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Deltas]:
         """Holds the prompt of its one answer, whose request is a hold, in the cache. May be entered once.
 
         There is a delta without finish once the prompt is cached. The last delta comes when the hold ends by itself:
@@ -110,23 +109,26 @@ class Generation:
         Raises:
             ShuttingDownError, RateLimitError: The hold is not let in.
         """
-        with self._admission.hold(self.call.caller.tenant) as self._watch_hold:
-            async with self._under_way(is_read=True, leave=lambda: None) as deltas:
-                yield deltas
+        with (
+            self._admission.hold(self.call.caller.tenant) as self._watch_hold,
+            self._under_way(is_read=True, leave=_nothing) as deltas,
+        ):
+            yield deltas
 
     async def complete(self) -> None:
         """Generates all answers to their ends. Raises as `run` and `Deltas`."""
-        async with self.run(is_read=False) as deltas:
+        with self.run(is_read=False) as deltas:
             async for _ in deltas:
                 pass
 
-    @contextlib.asynccontextmanager
-    async def _under_way(self, *, is_read: bool, leave: Callable[[], None]) -> AsyncGenerator[Deltas]:
+    @contextlib.contextmanager
+    def _under_way(self, *, is_read: bool, leave: Callable[[], None]) -> Iterator[Deltas]:
         self._leave, self._deltas = leave, Deltas(len(self.answers))
         ending: BaseException | None = None
         for observer in self._observers:
             observer.on_start(self._begun)
-        beginning = asyncio.create_task(self._begin_all(is_read=is_read))
+        loop = asyncio.get_running_loop()
+        beginning = asyncio.Task(self._begin_all(is_read=is_read), loop=loop, eager_start=True)
         try:
             self._watch_time()
             yield self._deltas

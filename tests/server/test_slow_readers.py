@@ -82,7 +82,7 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
     async def run() -> weakref.ref:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(int(ends == "failed"), n=2)])
         with contextlib.suppress(JsgError):
-            async with generation.run() as deltas:
+            with generation.run() as deltas:
                 async for _ in deltas:
                     if ends == "left":
                         break
@@ -97,7 +97,7 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
 
 async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
     generation, read = await make_generator(tokenizer).begin(CALL, [prompt(n=3)]), []
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for index, delta in deltas:
             read.append((index, delta))
             seen = "".join(each.text for i, each in read if i == index)
@@ -113,7 +113,7 @@ async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenize
 
 async def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
     generation = await make_generator(tokenizer).begin(CALL, [prompt()])
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         assert [delta.text async for _, delta in deltas] == list(TEXT)
 
 
@@ -187,7 +187,7 @@ async def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bo
 def test_a_failure_reaches_a_slow_reader(tokenizer):
     async def main() -> None:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(), prompt(1)])
-        async with generation.run() as deltas:
+        with generation.run() as deltas:
             async for _ in deltas:
                 await turns(5 * NUM_TOKENS)
 

@@ -110,7 +110,7 @@ async def _events(generation: Generation, blocks: "_Blocks", model_name: str) ->
     """The events in Anthropic's order. The first comes with the first token, and a block once it has content."""
     [answer] = generation.answers
     has_begun = False
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for _, delta in deltas:
             if not has_begun:
                 has_begun = True

@@ -268,7 +268,7 @@ async def _thinking(
 
 
 async def _held_events(generation: Generation, shown: Callable[[int], Event]) -> AsyncGenerator[Event]:
-    async with generation.hold() as deltas:
+    with generation.hold() as deltas:
         async for _ in deltas:
             yield shown(0)
 
@@ -312,7 +312,7 @@ async def _events(
     has_shown_prompt: set[int] = set()
     num_free = FREE_SCORES / len(generation.answers)
     num_shown = [0] * len(generation.answers)
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for index, delta in deltas:
             answer = generation.answers[index]
             is_due = delta.finish is not None or (index not in has_shown_prompt and bool(answer.prompt_logprobs))
@@ -334,7 +334,7 @@ async def _increments(
     logprobs: Sequence[_LogprobsJson],
     shown: Callable[[int, AnswerDelta], Event],
 ) -> AsyncGenerator[Event]:
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for index, delta in deltas:
             event = shown(index, delta)
             if delta.finish is not None:

@@ -86,7 +86,7 @@ async def _events(
 ) -> AsyncGenerator[Event | bytes]:
     plain = head | ({"usage": None} if body.wants_usage_event else {})
     forms: dict[int, EventForm] = {}  # for the text of each answer that has begun
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for index, delta in deltas:
             choice = choices[index]
             if delta.is_text and (form := forms.get(index)) is not None:

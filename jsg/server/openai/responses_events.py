@@ -31,7 +31,7 @@ async def events_of(
 
     has_begun = False
     try:
-        async with generation.run() as deltas:
+        with generation.run() as deltas:
             async for _, delta in deltas:
                 if not has_begun:
                     has_begun = True

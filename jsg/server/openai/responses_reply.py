@@ -138,7 +138,7 @@ class Reply:
 
     async def take_all(self, generation: Generation) -> None:
         """Generates the answer and takes it to its end. Raises as `Generation.run`."""
-        async with generation.run(is_read=False) as deltas:
+        with generation.run(is_read=False) as deltas:
             async for _, delta in deltas:
                 for _change in self.take(delta):
                     pass
