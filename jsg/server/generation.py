@@ -5,8 +5,8 @@ import contextlib
 import dataclasses
 import functools
 import random
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
@@ -338,7 +338,7 @@ class Generator:
 
 def new_rid() -> str:
     """A name for a request that its client did not name."""
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def _nothing(*_: Any) -> None:

@@ -81,11 +81,10 @@ async def turns(count: int) -> None:
 def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: str):
     async def run() -> weakref.ref:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(int(ends == "failed"), n=2)])
-        with contextlib.suppress(JsgError):
-            with generation.run() as deltas:
-                async for _ in deltas:
-                    if ends == "left":
-                        break
+        with contextlib.suppress(JsgError), generation.run() as deltas:
+            async for _ in deltas:
+                if ends == "left":
+                    break
         return weakref.ref(generation)
 
     gc.disable()

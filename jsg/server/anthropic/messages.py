@@ -1,6 +1,5 @@
 """Anthropic's `/v1/messages`."""
 
-import dataclasses
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Literal, final
 
@@ -26,7 +25,7 @@ from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.speech.prompts.encode_parts import EncodedPrompt
 from jsg.speech.reply_plan import ReplyPlan
 from jsg.speech.rules.thinking import sealed, signature_of
-from jsg.types import FinishType
+from jsg.types import FinishType, altered
 
 router = new_router()
 
@@ -42,7 +41,7 @@ async def create_message(
 ) -> Response:
     """Answers a conversation; with `stream` it sends events."""
     front.check_model(body.model)
-    call = dataclasses.replace(call, user=body.user)
+    call = altered(call, user=body.user)
     plan = body.plan(front.speech)
     namespace = call.caller.namespace(body.cache_salt, body.extra_key)
     prompt = Prompt(

@@ -203,5 +203,9 @@ def _system_fingerprint(front: Front) -> str:
     """A digest of everything that may change an answer to the same seed."""
     info, config = front.generator.info, front.engine_config
     types = (info.dtype, config.quantization, info.kv_dtype, config.load_format)
-    parts = (jsg.__version__, front.model_name, *types, info.device, config.deterministic)
+    return _digest((jsg.__version__, front.model_name, *types, info.device, config.deterministic))
+
+
+@functools.lru_cache
+def _digest(parts: tuple[object, ...]) -> str:
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
