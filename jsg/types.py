@@ -325,6 +325,8 @@ class Request:
         for name in ("namespace", "post"):
             require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
         require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
+        if all(map(operator.is_, _PLAIN_OF(self), _PLAIN.values())):
+            return
         _PRIORITY.read("priority", self.priority)
         _TOP_LOGPROBS.read("top_logprobs_num", self.top_logprobs_num)
         num_prompt = len(self.input_ids)
@@ -413,6 +415,15 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt tokens are scored."""
         return self.return_logprob and 0 <= self.logprob_start_len < len(self.input_ids)
+
+
+_PLAIN = {
+    field.name: field.default
+    for field in dataclasses.fields(Request)
+    if field.name not in ("rid", "input_ids", "sampling", "namespace", "post")
+}
+"""What most requests have, and what breaks no rule."""
+_PLAIN_OF = operator.attrgetter(*_PLAIN)
 
 
 class FinishType(enum.StrEnum):

@@ -279,10 +279,11 @@ class Generator:
             QueueFullError: Stop patterns could not be compiled in time.
             ShuttingDownError, RateLimitError: There are stop patterns, and the request is not let in.
         """
+        info = self.info
         for prompt in prompts:
-            prompt.check_task(self.info.embedder)
+            prompt.check_task(info.embedder)
             num_new = 0 if prompt.embed else prompt.sampling.max_new_tokens
-            check_length(len(prompt.input_ids), num_new, self.info.max_request_tokens)
+            check_length(len(prompt.input_ids), num_new, info.max_request_tokens)
         for grammar in {id(prompt.sampling): prompt.sampling.grammar for prompt in prompts}.values():
             if isinstance(grammar, GrammarSpec):
                 check_names(grammar, self.markers)
@@ -305,7 +306,7 @@ class Generator:
                 f"answers), but this request asks for up to {num_scores}; ask for fewer alternatives or new tokens, or "
                 "send several requests",
             )
-        if self.info.caches_states:
+        if info.caches_states:
             prompts = await self.beside(functools.partial(with_common_point, prompts), num_tokens)
         makers = await self._finders(call, [prompt.sampling for prompt in prompts], num_answers)
         answers: list[Answer] = []
@@ -313,7 +314,7 @@ class Generator:
             units = prompt.sampling.n / PER_UNIT + len(prompt.input_ids) / IDS_PER_UNIT
             await self.share.turn(call.caller.tenant, units)
             marked = altered(prompt, post=call.post)
-            answers += marked.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
+            answers += marked.answers(self.tokenizer, self._seeds.getrandbits(63), info.vocab_size, patterns)
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, self.share, observers)
 
