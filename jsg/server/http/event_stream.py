@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, final
 
 import msgspec
@@ -209,6 +209,6 @@ class EventForm:
         whole = b"".join(_encode_named(event) if named else _encode(event))
         self._form = whole.replace(b"%", b"%%").replace(msgspec.json.encode(self.GAP), b"%b")
 
-    def fill(self, *values: str | int) -> bytes:
+    def fill(self, *values: str | float | Sequence[int]) -> bytes:
         """The event with these values, in the order of their gaps."""
         return self._form % tuple([_one_line(msgspec.json.encode(value)) for value in values])

@@ -89,12 +89,12 @@ async def _events(
     with generation.run() as deltas:
         async for index, delta in deltas:
             choice = choices[index]
-            if delta.is_text and (form := forms.get(index)) is not None:
-                yield form.fill(delta.text)
+            if (text := delta.only_text) and (form := forms.get(index)) is not None:
+                yield form.fill(text)
                 continue
             if body.wants_usage_always:
                 plain = head | {"usage": usage([generation.answers[index]], 1)}
-            elif delta.text:  # thoughts are shown before it
+            elif delta.parts:  # thoughts are shown before them
                 forms[index] = EventForm({**plain, "choices": [choice.text_piece(EventForm.GAP)]})
             for piece in choice.pieces(delta):
                 yield {**plain, "choices": [piece]}

@@ -18,6 +18,7 @@ from jsg.token_scores import GrowingScores
 from jsg.types import FinishType, TokenLogprob
 
 Object = dict[str, Any]
+TEXT = "response.output_text.delta"
 Change = tuple[str, Object]
 """The type of an event, and its other fields."""
 
@@ -132,7 +133,7 @@ class Reply:
                     message.grown.append(text)
                     message.logprobs += logprobs
                     shown = {"delta": text, "logprobs": self._shown_scores(logprobs)}
-                    yield "response.output_text.delta", {**_place_in(message), **shown}
+                    yield TEXT, {**_place_in(message), **shown}
                 case CallDelta():
                     yield from self._grow_call(part)
 
