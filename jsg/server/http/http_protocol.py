@@ -123,10 +123,11 @@ class _Parser(h11.Connection):
             if self.their_state is h11.IDLE:
                 self._skip_empty_lines()
             event = super().next_event()
-            if isinstance(event, h11.Request):
+            kind = type(event)  # to ask `isinstance` of h11's abstract classes takes several calls
+            if kind is h11.Request:
                 self._check_head(event)
                 event = _in_origin_form(event)
-            elif isinstance(event, h11.Data):
+            elif kind is h11.Data:
                 self._check_data(event)
             return event
         except h11.RemoteProtocolError as error:
@@ -147,14 +148,14 @@ class _Parser(h11.Connection):
         """
         if type(event) is h11.Data and event.data and self.is_streaming:
             return self.piece(event.data)
-        if isinstance(event, h11.Response) and (self.their_state is h11.SEND_BODY or self._is_ending()):
+        if type(event) is h11.Response and (self.their_state is h11.SEND_BODY or self._is_ending()):
             event = h11.Response(
                 status_code=event.status_code,
                 headers=[*event.headers.raw_items(), (b"connection", b"close")],
                 reason=event.reason,
             )
         written = super().send(event)
-        if isinstance(event, h11.Response):
+        if type(event) is h11.Response:
             self._head = written
             return b""
         if self._head and written is not None:
