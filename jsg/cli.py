@@ -23,7 +23,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, override
 
 import jsg
-from jsg.config import LOAD_FORMATS, LOG_FORMAT_HELP, LOG_FORMATS, EngineConfig, ServerConfig, option, value_type
+from jsg.config import (
+    LOAD_FORMATS,
+    LOG_FORMAT_HELP,
+    LOG_FORMATS,
+    EngineConfig,
+    ServerConfig,
+    number_or_auto,
+    option,
+    value_type,
+)
 from jsg.engine.child.log import ServerLog
 from jsg.engine.child.parent import end_with_parent
 from jsg.errors import ConfigError, JsgError, RequestError, check_length
@@ -247,9 +256,11 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
             continue
         if field.default is not None:
             text += f" Default: {field.default}."
+        is_automatic = kind is int and field.default is None
         parser.add_argument(
-            option(field.name),
-            type=kind,
+            *map(option, (field.name, *field.metadata["aliases"])),
+            dest=field.name,
+            type=number_or_auto if is_automatic else kind,
             default=argparse.SUPPRESS,
             choices=field.metadata["choices"] or None,
             metavar=None if field.metadata["choices"] else kind.__name__.upper(),

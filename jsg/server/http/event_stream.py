@@ -26,6 +26,7 @@ Bytes are those of an `EventForm`."""
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Of every stream. With the second, nginx and what is built on it pass each event on at once."""
 EVENTS_AT_ONCE = 8
+DONE = b"data: [DONE]\n\n"
 COMMENT = b": still here\n\n"  # clients ignore comments in a stream of events
 
 # Python's `splitlines`, which some clients use, ends lines at these characters; the specification of events does not.
@@ -112,7 +113,7 @@ class _EventStream(Response):
         self._first = first
         self._events = events
         self._encode = _encode_named if named else _encode
-        self._ending = b"" if named else b"data: [DONE]\n\n"
+        self._ending = b"" if named else DONE
         self._beat_s = beat_s
         self._turn = turn
         self._is_inside = False  # of an event that is sent in pieces
@@ -149,7 +150,7 @@ class _EventStream(Response):
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")
                 error = JsgError(INTERNAL_ERROR)
-            await send_body(b"".join(self._encode(self._failure(error))))
+            await send_body(_failure_event(self._scope, error, named=self._encode is _encode_named))
         await send_body(self._ending, more_body=False)
 
     async def _send(self, events: list[Event], send_body: Callable[[bytes], Awaitable[None]]) -> None:
@@ -165,11 +166,18 @@ class _EventStream(Response):
         finally:
             self._is_inside = False
 
-    def _failure(self, error: JsgError) -> Event:
-        body = told_error(self._scope, error)
-        # In OpenAI's named events the fields of an error stand at the top.
-        is_nameless = self._encode is _encode_named and "type" not in body
-        return body["error"] | {"type": "error"} if is_nameless else body
+
+def failure_events(scope: Scope, error: JsgError) -> bytes:
+    """The last events of a stream that ends with an error, at a path of `/v1/messages`, or one with nameless events."""
+    named = scope["path"].startswith("/v1/messages")
+    return _failure_event(scope, error, named=named) + (b"" if named else DONE)
+
+
+def _failure_event(scope: Scope, error: JsgError, *, named: bool) -> bytes:
+    body = told_error(scope, error)
+    if named and "type" not in body:  # in OpenAI's named events the fields of an error are at the top
+        body = body["error"] | {"type": "error"}
+    return b"".join((_encode_named if named else _encode)(body))
 
 
 @contextlib.asynccontextmanager
