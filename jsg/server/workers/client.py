@@ -121,7 +121,8 @@ class HubClient:
         try:
             return await self._asked[number]
         finally:
-            del self._asked[number]
+            if not self._asked.pop(number).done():
+                self.post().unasked.append(number)
 
     def give_back(self, slot: int, begin: bytes | None) -> None:
         """Gives a connection back: it is closed, or the hub answers the request that begins so."""
@@ -189,7 +190,7 @@ class HubClient:
         for compiled in message.compiled:
             asked = self._asked.get(compiled.number)
             if asked is None or asked.done():
-                continue
+                continue  # nobody waits any more
             if compiled.failure is None:
                 asked.set_result(compiled.tables)
             else:

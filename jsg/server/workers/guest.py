@@ -71,7 +71,8 @@ class Guest:
         self._encode = msgspec.msgpack.Encoder().encode
         self._entries: dict[int, _Inside | Failure] = {}
         self._ends: dict[str, Callable[[], None]] = {}
-        self._tasks = {asyncio.create_task(self._read())}
+        self._compiling: dict[int, asyncio.Task[None]] = {}
+        self._reading = asyncio.create_task(self._read())
 
     def open(self, front: Front) -> None:
         """The engine is ready, and requests may come."""
@@ -88,7 +89,7 @@ class Guest:
     def close(self) -> None:
         """The worker has ended, so its requests end."""
         self._flush()
-        for task in self._tasks:
+        for task in (self._reading, *self._compiling.values()):
             task.cancel()
         while self._ends:
             self._ends.popitem()[1]()
@@ -123,9 +124,10 @@ class Guest:
                 if isinstance(entry, _Inside):
                     entry.close()
             for asked in message.asked:
-                task = asyncio.create_task(self._compile(asked))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._compiling[asked.number] = asyncio.create_task(self._compile(asked))
+            for number in message.unasked:
+                if task := self._compiling.get(number):
+                    task.cancel()
             self._on_news(message)
             await asyncio.sleep(0)  # `recv` does not wait while there are messages, and other tasks need their turn
 
@@ -203,6 +205,8 @@ class Guest:
             self.post().compiled.append(Compiled(asked.number, tables))
         except JsgError as error:
             self.post().compiled.append(Compiled(asked.number, failure=Failure.of(error)))
+        finally:
+            del self._compiling[asked.number]
 
 
 def _end(end: Callable[[], None], entry: _Inside) -> None:

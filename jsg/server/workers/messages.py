@@ -100,6 +100,7 @@ class ToHub:
         aborts: The names of requests that nobody waits for.
         left: The entries whose generations have ended.
         asked: Patterns to compile.
+        unasked: The numbers of questions that nobody waits for any more.
         closed: The slots of connections that have ended.
         moved: Connections for the hub.
         report: The answer to `wants_report`, which also comes without a question.
@@ -111,6 +112,7 @@ class ToHub:
     aborts: list[str] = dataclasses.field(default_factory=list)
     left: list[int] = dataclasses.field(default_factory=list)
     asked: list[Asked] = dataclasses.field(default_factory=list)
+    unasked: list[int] = dataclasses.field(default_factory=list)
     closed: list[int] = dataclasses.field(default_factory=list)
     moved: list[Moved] = dataclasses.field(default_factory=list)
     report: Report | None = None
