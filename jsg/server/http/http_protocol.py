@@ -34,6 +34,7 @@ SPARE_FILES = 64 + 4 * ACCEPTED_AT_ONCE
 """Descriptors for what the front opens later, and for connections that are accepted but not counted, or on their way
 out. If none were left, asyncio would accept nothing for a second and log a traceback for each try."""
 
+FRAMES = (b"content-length", b"transfer-encoding")
 ABSOLUTE_TARGET = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>.*)", re.IGNORECASE)
 
 
@@ -166,6 +167,16 @@ class _Parser(h11.Connection):
             written, self._head = self._head + written, b""
         return written
 
+    def _clean_up_response_headers_for_sending(self, response: h11.Response) -> h11.Response:
+        """As in h11, which checks all headers of a stream twice more to add the one that frames it."""
+        has_body = response.status_code == 200 and self._request_method in (b"GET", b"POST")
+        if has_body and self.their_http_version == b"1.1" and self._cstate.keep_alive:
+            items = response.headers._full_items
+            if not any(name in FRAMES for _, name, _ in items):
+                items.append((b"Transfer-Encoding", b"transfer-encoding", b"chunked"))
+                return response
+        return super()._clean_up_response_headers_for_sending(response)
+
     def _skip_empty_lines(self) -> None:
         """Drops empty lines before a request, as RFC 9112 §2.2 asks: old clients end a body with one."""
         data = self.trailing_data[0]
@@ -175,13 +186,14 @@ class _Parser(h11.Connection):
     def _check_head(self, request: h11.Request) -> None:
         self.target = request.target
         self._num_chunks = self._num_bytes = 0
-        names = [name for name, _ in request.headers]
+        headers = [*request.headers]
+        names = [name for name, _ in headers]
         if not request.http_version.startswith(b"1."):
             version = request.http_version.decode("ascii")
             raise _refused(505, f"the server speaks HTTP/1.1, but the request says HTTP/{version}")
         if request.http_version == b"1.0" and b"transfer-encoding" in names:
             raise _refused(400, "HTTP/1.0 has no Transfer-Encoding, but got one; send Content-Length")
-        num_bytes = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+        num_bytes = len(request.target) + sum([len(name) + len(value) + 4 for name, value in headers])
         if len(names) > self._limits.headers:
             raise _refused(431, f"a request must have at most {self._limits.headers} headers, but got {len(names)}")
         if num_bytes > self._limits.head_bytes:
@@ -190,7 +202,7 @@ class _Parser(h11.Connection):
             )
         if b"content-length" in names and b"transfer-encoding" in names:
             raise _refused(400, "a request must have Content-Length or Transfer-Encoding, but got both; send one")
-        if any(name == b"upgrade" and value.lower() == b"websocket" for name, value in request.headers):
+        if b"upgrade" in names and any(value.lower() == b"websocket" for name, value in headers if name == b"upgrade"):
             raise _refused(400, "the server has no websockets; send an ordinary request, with stream for events")
 
     def _check_data(self, data: h11.Data) -> None:

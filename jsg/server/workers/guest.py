@@ -124,7 +124,8 @@ class Guest:
                 if isinstance(entry, _Inside):
                     entry.close()
             for asked in message.asked:
-                self._compiling[asked.number] = asyncio.create_task(self._compile(asked))
+                compiling = self._compiling[asked.number] = asyncio.create_task(self._compile(asked))
+                compiling.add_done_callback(lambda _, number=asked.number: self._compiling.pop(number))
             for number in message.unasked:
                 if task := self._compiling.get(number):
                     task.cancel()
@@ -205,8 +206,6 @@ class Guest:
             self.post().compiled.append(Compiled(asked.number, tables))
         except JsgError as error:
             self.post().compiled.append(Compiled(asked.number, failure=Failure.of(error)))
-        finally:
-            del self._compiling[asked.number]
 
 
 def _end(end: Callable[[], None], entry: _Inside) -> None:
