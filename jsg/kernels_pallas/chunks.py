@@ -18,7 +18,7 @@ from jsg.kernels_pallas import ragged_paged_attention
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.inputs import AttentionInputs, Chunks
 from jsg.kernels_pallas.ragged_paged_attention import Own
-from jsg.kernels_pallas.tuning import sizes_for, target_capability
+from jsg.kernels_pallas.tuning import sizes_for
 
 LEAST_CHUNK = 128
 """The least tokens of a chunk that is taken. A shorter one has too few own keys to gain from it."""
@@ -54,8 +54,8 @@ def taken_by(name: str | None, queries: Float[Array, "T N H"], how: Mapping[str,
     if name == "mosaic":
         from jsg.kernels_pallas import mosaic_chunks
 
-        has_kernel = target_capability() == mosaic_chunks.CAPABILITY and head_dim in mosaic_chunks.HEAD_DIMS
-        return mosaic_chunks.attend if has_kernel else None
+        is_taken = mosaic_chunks.is_for_this_card() and head_dim in mosaic_chunks.HEAD_DIMS
+        return mosaic_chunks.attend if is_taken else None
     from jsg.kernels_pallas import cudnn_chunks
 
     return cudnn_chunks.attend if cudnn_chunks.is_here() and head_dim <= cudnn_chunks.MAX_HEAD_DIM else None

@@ -1,5 +1,7 @@
 """Attention of chunks to their own keys by cuDNN, which takes several beside each other on Hopper and later cards."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn  # jax.nn's function takes no packed tokens
@@ -36,7 +38,7 @@ def attend(
         return jnp.append(jnp.where(chunks.lens > 0, firsts, end), end).astype(jnp.int32)[None]
 
     lens = chunks.lens.astype(jnp.int32)[None]
-    out, stats = cudnn.dot_product_attention(
+    found: Any = cudnn.dot_product_attention(
         *(x[None] for x in (queries, keys, values)),
         q_seqlen=lens,
         kv_seqlen=lens,
@@ -46,7 +48,8 @@ def attend(
         mask_type=cudnn.MaskType.PADDING_CAUSAL,
         return_residual=True,
     )
+    out, stats = found  # the results, and the log-sum-exp of each chunk, head and token of the chunk
     is_in, at = place_in(chunks, len(queries))
     chunk = jnp.argmax(is_in, axis=1)
     nth = jnp.maximum(jnp.take_along_axis(at, chunk[:, None], axis=1)[:, 0], 0)
-    return Attended(out[0], stats[chunk, :, nth])  # [chunk, head, nth]
+    return Attended(out[0], stats[chunk, :, nth])

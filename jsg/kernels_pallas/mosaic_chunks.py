@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax._src.lib import cuda_versions  # JAX has no public name for it
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
@@ -22,6 +23,7 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas.attention_block import LOG2_E, LOWEST, Attended, Ref
 from jsg.kernels_pallas.chunks import KEY_ALIGNMENT
 from jsg.kernels_pallas.inputs import Chunks
+from jsg.kernels_pallas.tuning import sizes_for, target_capability
 
 ROWS = 64
 """Queries of a warp group, the rows of its matmul."""
@@ -34,16 +36,22 @@ COPY_REGISTERS, PRODUCT_REGISTERS = 40, 232
 """Registers of a thread that copies, and of one that multiplies."""
 
 
+def is_for_this_card() -> bool:
+    """Whether it is for the card of this trace. JAX refuses causal masks with the assembler of CUDA 12.8 to 12.9.0."""
+    version = 0 if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
+    return target_capability() == CAPABILITY and not 12080 <= version < 12091
+
+
 class Sizes(NamedTuple):
-    """How keys are read.
+    """How keys are read. `tuning` has the sizes by packed tokens of the step.
 
     Attributes:
-        block_k: Keys of a block.
+        block_k: Keys of a block, at most `KEYS_BEHIND`.
         num_stages: Blocks of keys, and of values, in shared memory.
     """
 
-    block_k: int = 128
-    num_stages: int = 2
+    block_k: int
+    num_stages: int
 
 
 class Pieces(NamedTuple):
@@ -87,10 +95,9 @@ def attend(
     num_tokens, heads, head_dim = queries.shape
     if head_dim not in HEAD_DIMS or queries.dtype.itemsize != 2:
         raise NotImplementedError(f"the Mosaic kernel has no heads of {head_dim} in {queries.dtype.name}")
-    sizes = sizes or Sizes()
+    sizes = sizes or default_sizes(num_tokens)
     pieces = _cut(chunks, num_tokens)
-    tiling = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    block = plgpu.SMEM((sizes.num_stages, sizes.block_k, head_dim), queries.dtype, transforms=tiling)
+    block = plgpu.SMEM((sizes.num_stages, sizes.block_k, head_dim), queries.dtype)
     whole_stages = functools.partial(plgpu.Barrier, num_barriers=sizes.num_stages)
     out, lse = plgpu.kernel(
         functools.partial(_kernel, scale=scale, sizes=sizes, group=heads // keys.shape[1], is_compiled=not interpret),
@@ -103,7 +110,7 @@ def attend(
         num_threads=3,
         thread_name="warp_group",
         scratch_types=(
-            plgpu.SMEM((2, ROWS, head_dim), queries.dtype, transforms=tiling),
+            plgpu.SMEM((2, ROWS, head_dim), queries.dtype),
             (block, block),
             (whole_stages(), whole_stages()),
             (whole_stages(num_arrivals=2), whole_stages(num_arrivals=2)),
@@ -114,6 +121,12 @@ def attend(
         kernel_name="mosaic_chunks",
     )(*pieces, queries, keys, values)
     return Attended(out, lse)
+
+
+def default_sizes(num_tokens: int) -> Sizes:
+    """The best sizes on this device for a step of so many packed tokens."""
+    chosen = sizes_for("chunks", rows=num_tokens)
+    return Sizes(*(chosen[name] for name in Sizes._fields))
 
 
 def _cut(chunks: Chunks, num_tokens: int) -> Pieces:
@@ -253,7 +266,7 @@ def _scores(query: Ref, key: Ref, then: Any) -> Float[Array, "M S"]:
         then()
         return sums[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC((query.shape[0], key.shape[0]), jnp.float32))
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((query.shape[0], key.shape[0]), jnp.float32))
 
 
 def _add_product(
@@ -264,4 +277,5 @@ def _add_product(
         product = jnp.dot(weights, value[...], preferred_element_type=jnp.float32)
         plgpu.commit_smem()
         return sums + product
-    return pl.run_state(lambda sums: plgpu.wgmma(sums, weights, value))(plgpu.ACC.init(sums))
+    state: Any = plgpu.WGMMAAccumulatorRef.init(sums)
+    return pl.run_state(lambda sums: plgpu.wgmma(sums, weights, value))(state)

@@ -29,7 +29,7 @@ def paged_attention(
         own = chunks.taken_by(chunks.chosen(len(queries)), queries, how)
         if own is not None:
             how = {"own": own, "scale": how["scale"], "sinks": how["sinks"], "interpret": how["interpret"]}
-            return chunks.paged_attention(queries, *cache, inputs, **how).out
+            return chunks.paged_attention(queries, cache[0], cache[1], inputs, **how).out
     is_plain = inputs.groups is None or value_dim is not None
     without_tiles = paged_decode.paged_decode if is_plain else cascade.cascade
     attend = ragged_paged_attention.ragged_paged_attention if inputs.tile_rows.shape[0] else without_tiles

@@ -139,7 +139,7 @@ def test_nothing_is_taken_apart_until_a_table_says_so(monkeypatch: pytest.Monkey
     assert ops.chunks_of(arrays.inputs, len(arrays.queries)) is None
 
     monkeypatch.setattr(mosaic_chunks, "attend", by_xla)
-    monkeypatch.setattr(chunks, "target_capability", lambda: mosaic_chunks.CAPABILITY)
+    monkeypatch.setattr(mosaic_chunks, "target_capability", lambda: mosaic_chunks.CAPABILITY)
     queries = jnp.zeros((4, 2, 64), jnp.bfloat16)
     plain = {"window": None, "softcap": None}
     assert chunks.taken_by("mosaic", queries, plain) is by_xla
