@@ -52,6 +52,7 @@ class GrammarSpec:
         property_order: The order of the members of an object: as the schema declares them, or any order ("free").
         additional_properties: Whether an object may have members that are not declared, if its schema declares some and
             says nothing about others. "closed" means no, as most clients expect; "open" means yes, as in JSON Schema.
+        field: The field of a request to blame for what the grammar costs as a whole, where it was made of others.
         key: A digest. Equal grammars have equal keys, and different grammars have different keys.
     """
 
@@ -60,6 +61,7 @@ class GrammarSpec:
     whitespace: Whitespace = "fixed"
     property_order: PropertyOrder = "declared"
     additional_properties: AdditionalProperties = "closed"
+    field: str | None = dataclasses.field(default=None, compare=False)
     key: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,8 @@ class GrammarSpec:
             raise GrammarError(
                 f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes of text, but this one has {len(text)}; "
                 "simplify it",
-                param=self.kind,
+                self.kind,
+                self.field,
             )
         options = (getattr(self, name) for name in GRAMMAR_OPTIONS)
         digest = hashlib.sha256("\0".join((self.kind, *options, "")).encode())

@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from jsg.constrained import compiler
+from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.tags.front import structural_tag_grammar
 from jsg.engine.child.protocol import Failure
 from jsg.errors import GrammarError
@@ -282,6 +285,27 @@ class TestRefusals:
         scripted.engine.failure = refused.value
         error = refusal(scripted, tools=[CLOCK, WEATHER], **form)
         assert error["param"] == field and error["message"].startswith(f"{field} is not valid: {said}")
+
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"tools": [CLOCK, WEATHER]}, "tools"),
+            ({"tools": None, "functions": [{"name": "f"}]}, "functions"),
+            ({"tools": [CLOCK, WEATHER], "response_format": form_of({"const": 1})}, "tools"),
+            ({"tools": [CLOCK, WEATHER], "response_format": form_of({"enum": ["long " * 200]})}, "response_format"),
+            ({"tools": None, "response_format": form_of({"enum": ["long " * 200]})}, "response_format"),
+        ],
+    )
+    @pytest.mark.parametrize("limits", [Limits(positions=20), Limits(text_bytes=10), None])
+    def test_who_is_blamed_for_what_the_whole_grammar_costs(self, scripted, monkeypatch, fields, field, limits):
+        ask(scripted, **fields)
+        if limits is None:  # reading it takes too much memory
+            monkeypatch.setattr(compiler, "_read", mock.Mock(side_effect=MemoryError))
+        with pytest.raises(GrammarError) as refused:
+            compiler.compile_tables(scripted.sampling.grammar, limits or LIMITS)
+        scripted.engine.failure = Failure.of(refused.value).to_error()
+        error = refusal(scripted, **fields)
+        assert error["param"] == field and error["message"].startswith(f"{field} is not valid: a grammar m")
 
 
 class TestAnswers:

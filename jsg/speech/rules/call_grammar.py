@@ -64,18 +64,21 @@ def tools_to_structural_tag(
         answer = writer.text_or_calls()
     else:
         answer = {"type": "or", "elements": [writer.calls(), writer.text(form)]}
-    return GrammarSpec("structural_tag", _as_tag(answer))
+    return _whole(answer, form)
 
 
 def form_to_structural_tag(
     form: Mapping[str, Any], dialect: Dialect, special_tokens: Collection[str] = ()
 ) -> GrammarSpec:
     """The grammar of an answer without tools whose text has a form, with the header that the dialect puts before it."""
-    return GrammarSpec("structural_tag", _as_tag(_Writer([], dialect, frozenset(special_tokens), False).text(form)))
+    return _whole(_Writer([], dialect, frozenset(special_tokens), False).text(form), form)
 
 
-def _as_tag(answer: Format) -> str:
-    return json.dumps({"type": "structural_tag", "format": answer}, ensure_ascii=False)
+def _whole(answer: Format, form: Mapping[str, Any] | None) -> GrammarSpec:
+    """The grammar of an answer. For what it costs the field is to blame that brought most of its text."""
+    text = json.dumps({"type": "structural_tag", "format": answer}, ensure_ascii=False)
+    is_of_form = form is not None and 2 * len(json.dumps(form, ensure_ascii=False)) > len(text)
+    return GrammarSpec("structural_tag", text, field=form.get("field") if form and is_of_form else "tools")
 
 
 @final

@@ -61,7 +61,7 @@ def after_thoughts(
     text = json.dumps(tag, ensure_ascii=False)
     if grammar is None:
         return GrammarSpec("structural_tag", text)
-    return dataclasses.replace(grammar, kind="structural_tag", text=text)
+    return dataclasses.replace(grammar, kind="structural_tag", text=text, field=grammar.field or grammar.kind)
 
 
 def behind_thoughts(sampling: Mapping[str, Any], markers: Markers) -> dict[str, Any]:
