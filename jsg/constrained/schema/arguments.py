@@ -1,4 +1,4 @@
-"""Makes the expression of the arguments of a call in a style other than JSON: all that stands between its head and end.
+"""Makes the expression of the arguments of a call in a style other than JSON: all that is between its head and end.
 
 The XML styles write strings as they are. So a reader takes a text for a string only where it is not JSON of a type that
 the argument may have, as far as `ArgumentTypes` knows. The grammar allows a text only if it is valid as it is read.
@@ -116,7 +116,7 @@ def _types_of_nodes(objects: list[Object], types: ArgumentTypes) -> dict[NodeNam
 
 @final
 class _XmlValues:
-    """The values of the XML styles, each with the mark and the gap behind it."""
+    """The values of the XML styles, each with the mark and the gap after it."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _XmlValues:
                 _check_types(shapes, types, node)
         begins = (' string="true">', ' string="false">') if self._says_type else ("", "")
         strings = self._strings(shapes, node)
-        # Without a word on the type, every text is a string or a value of a type that is allowed as a whole.
+        # Where calls do not say the type, any text is a string or a value of a type that is allowed as a whole.
         is_any_text = String() in shapes and not self._says_type
         others = NEVER if is_any_text else self._others(shapes, node)
         parts = [
@@ -212,7 +212,7 @@ def _check_types(shapes: tuple[Shape, ...], types: frozenset[str], node: NodeNam
         )
     whole = {kind for kind, shape in _WHOLE.items() if shape in shapes}
     whole |= {"integer"} if "number" in whole else set()
-    # What looks like the mark behind a value may be in a string of an array or object, unless the value is a string.
+    # What looks like the mark after a value may be in a string of an array or object, unless the value is a string.
     has_strings = any(isinstance(shape, String) or _is_text(shape) for shape in shapes)
     unclear = types & {"array", "object"} if has_strings and String() not in shapes else frozenset[str]()
     if any(isinstance(shape, String) for shape in shapes):

@@ -63,7 +63,7 @@ def emit(
     if form is None:
         start = emitter.rule(document.root).rule
     else:
-        # The rules of the values follow one another anyway, so the arguments can be made before them.
+        # The book makes the rules one after another, so the arguments can be made before the rules that they call.
         start = scope.book.call("arguments", "arguments", lambda: arguments_expr(scope, document, form)).rule
     return Grammar(start, scope.book.finish(), library=library)
 

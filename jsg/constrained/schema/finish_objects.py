@@ -67,7 +67,7 @@ Served = tuple[Members, tuple[tuple[NodeName, NodeName], ...]]
 def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
     """The ways to meet `some`, each as (object, undeclared members that it still needs).
 
-    One member may do for several of `some`, and it may be a declared member or an undeclared one.
+    One member may meet several of `some`, and it may be a declared member or an undeclared one.
     """
     base = dataclasses.replace(shape, some=())
     if not shape.some:
@@ -202,7 +202,7 @@ class _Finish:
         return cells
 
     def _expected(self, cells: list[NamePattern], num_some: int) -> list[NamePattern]:
-        """The cells without that of names which the schema does not expect, where an object is closed by default.
+        """The cells without the cell of unexpected names, where an object is closed by default.
 
         That cell stays where `propertyNames` describes its names, or where `minProperties` needs more members.
         """
@@ -250,7 +250,7 @@ class _Finish:
     def _alone(self, one: _Some, some: Sequence[_Some]) -> list[tuple[String, NodeName]]:
         """The ways in which the member has a name that no other member of `some` may have.
 
-        `_served` gives the alternative in which one member does for two of `some`.
+        Objects in which one member meets two of `some` are another alternative, which `_served` gives.
         """
         parts = [NamePattern(one.name.patterns, one.name.not_patterns, one.node)]
         for other in some:

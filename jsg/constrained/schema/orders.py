@@ -37,7 +37,7 @@ _MAX_LATE = 4
 _MAX_COPIED = 100
 """Most members of an object that is written out for them, all copies together."""
 _MAX_COPIES = 15_000
-"""Most members of an object in declared order in which members are counted: each stands there once for each count."""
+"""Most members of an object in declared order in which members are counted: each is written once for each count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _subsets(numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:
 
 
 def _with_late(plan: Plan, written: tuple[int, ...], late: tuple[int, ...], comma: Expr, where: str) -> Expr:
-    """The members where exactly `written` of `late` stand before the last required one, and the others may come later.
+    """The members where exactly `written` of `late` come before the last required one, and the others may come later.
 
     What comes after the last required member is in free order.
     """
@@ -276,14 +276,14 @@ def _row(
 ) -> Expr:
     """At least one member, in their order: an automaton with an edge for each, which skips those that are left out.
 
-    A state is (next member, members so far), before a member or behind one, where the object may end. Numbers of
+    A state is (next member, members so far), before a member or after one, where the object may end. Numbers of
     members from `least` on, or from `most` on, are one state.
 
     Args:
         members: The declared members.
-        comma: What stands between two members.
+        comma: What comes between two members.
         least, most: The bounds of the number of members, those of `others` included.
-        others: Gives the members that may come behind the declared ones, by how many come before them; None: none may.
+        others: Gives the members that may come after the declared ones, by how many come before them; None: none may.
         needs_others: Whether these must come.
     """
     limit = min(least if most is None else most, len(members))
