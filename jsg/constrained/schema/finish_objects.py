@@ -45,7 +45,7 @@ def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterat
             f"the schema at {where} requires more than {MAX_SOME} members without giving their names, by `not` over "
             "patternProperties, propertyNames or additionalProperties, which is not supported; remove some of them"
         )
-    for one, pending in _served(formulas, shape):
+    for one, pending in _served(formulas, shape, where):
         yield from _Finish(formulas, one, strings, where).shapes(pending)
 
 
@@ -64,7 +64,7 @@ def _names(formulas: Formulas, shape: Members) -> Sequence[str | String] | None:
 Served = tuple[Members, tuple[tuple[NodeName, NodeName], ...]]
 
 
-def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
+def _served(formulas: Formulas, shape: Members, where: NodeName) -> Iterator[Served]:
     """The ways to meet `some`, each as (object, undeclared members that it still needs).
 
     One member may meet several of `some`, and it may be a declared member or an undeclared one.
@@ -83,8 +83,9 @@ def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
         options = [list(_options(formulas, base, names, value)) for names, value in wanted]
         if math.prod(map(len, options)) > MAX_CHOICES:
             raise GrammarError(
-                f"`not` over patternProperties, propertyNames or additionalProperties requires members that can be "
-                f"chosen in more than {MAX_CHOICES} ways, which is not supported; remove some of them"
+                f"the schema at {where} requires members that can be chosen in more than {MAX_CHOICES} ways, by `not` "
+                "over patternProperties, propertyNames or additionalProperties, which is not supported; remove some of "
+                "them"
             )
         for choice in itertools.product(*options):
             one, pending = base, []

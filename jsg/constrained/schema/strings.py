@@ -58,14 +58,14 @@ def string_expr(scope: Scope, shape: String, where: str) -> Call:
     return scope.book.call(shape, described(shape, where), lambda: quoted_expr(scope, shape))
 
 
-def name_expr(scope: Scope, shape: String, where: str) -> Expr:
+def name_expr(scope: Scope, shape: String) -> Expr:
     r"""The name of a member, as its notation has it; NEVER where no name is valid.
 
     A name that begins like one of the excluded names does not go on with a quote, a backslash or a control character: a
     model that may not close the excluded name would choose `\"` next.
     """
     if scope.spelling.name_begin is None:
-        return string_expr(scope, shape, where) if shape == String() else quoted_expr(scope, shape, is_name=True)
+        return string_expr(scope, shape, "") if shape == String() else quoted_expr(scope, shape, is_name=True)
     shape = dataclasses.replace(shape, patterns=(*shape.patterns, NAME_PATTERN))
     content = _content(scope, shape)
     return NEVER if content == NEVER else seq(scope.spelling.before_name, lower(content))
