@@ -78,8 +78,8 @@ def stream(scripted: ScriptedServer, **fields: Any) -> list[dict]:
 class TestWhatTheModelIsHeldTo:
     """The grammar is that of `tools_to_structural_tag`; which tools and which choice are told here."""
 
-    WEATHER_TOOL = Tool("weather", SCHEMA, field="tools[0].function.parameters")
-    CLOCK_TOOL = Tool("clock", NO_ARGUMENTS, field="tools[1].function.parameters")
+    WEATHER_TOOL = Tool("weather", None, SCHEMA, field="tools[0].function.parameters")
+    CLOCK_TOOL = Tool("clock", None, NO_ARGUMENTS, field="tools[1].function.parameters")
 
     @pytest.mark.parametrize(
         ("fields", "names", "choice", "parallel"),
@@ -453,7 +453,7 @@ class TestOldForm:
         assert choice["message"]["function_call"] == {"name": "weather", "arguments": ARGUMENTS}
         assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("function_call", False)
         expected = tools_to_structural_tag(
-            [Tool("weather", SCHEMA, field="functions[0].parameters")],
+            [Tool("weather", None, SCHEMA, field="functions[0].parameters")],
             "auto",
             DIALECTS["hermes"],
             parallel=False,
