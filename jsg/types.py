@@ -279,10 +279,10 @@ class Request:
         hold: Generate nothing, but keep the prompt in the cache. One output without `finish` says that the prompt is
             cached. The request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
         position_jumps: Pairs of an index and a number. The positions of the token at the index, and of all tokens
-            behind it, are larger by the number. Indices ascend; `len(input_ids)` is that of the first new token.
+            after it, are larger by the number. Indices ascend; `len(input_ids)` is that of the first new token.
         joined: The index at which each branch of a joined prompt begins, and the index at which the last branch ends.
             The tokens before the first branch are common to all branches. A branch sees these and itself, and its
-            positions go on from there (a jump inside a branch ends with it). The tokens behind the branches see all,
+            positions go on from there (a jump inside a branch ends with it). The tokens after the branches see all,
             and their positions go on from the largest position in a branch. Empty for a plain prompt.
         is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
             several outputs may come as one: the first comes at once, the later ones at most ten times a second.
@@ -487,7 +487,7 @@ class RequestOutput:
         waited: For how long the request has waited for what, if it has waited since the last output.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
-        vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token behind
+        vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token after
             the final norm, in float32. The output token beside it means nothing.
     """
 
