@@ -55,6 +55,7 @@ class GrammarSpec:
         property_order: The order of the members of an object: as the schema declares them, or any order ("free").
         additional_properties: Whether an object may have members that are not declared, if its schema declares some and
             says nothing about others. "closed" means no, as most clients expect; "open" means yes, as in JSON Schema.
+        field: The field of a request to blame for what the grammar costs as a whole, where it was made of others.
         key: A digest. Equal grammars have equal keys, and different grammars have different keys.
     """
 
@@ -63,6 +64,7 @@ class GrammarSpec:
     whitespace: Whitespace = "fixed"
     property_order: PropertyOrder = "declared"
     additional_properties: AdditionalProperties = "closed"
+    field: str | None = dataclasses.field(default=None, compare=False)
     key: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +89,8 @@ class GrammarSpec:
             raise GrammarError(
                 f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes of text, but this one has {len(text)}; "
                 "simplify it",
-                param=self.kind,
+                self.kind,
+                self.field,
             )
         options = (getattr(self, name) for name in GRAMMAR_OPTIONS)
         digest = hashlib.sha256("\0".join((self.kind, *options, "")).encode())
@@ -279,10 +282,10 @@ class Request:
         hold: Generate nothing, but keep the prompt in the cache. One output without `finish` says that the prompt is
             cached. The request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
         position_jumps: Pairs of an index and a number. The positions of the token at the index, and of all tokens
-            behind it, are larger by the number. Indices ascend; `len(input_ids)` is that of the first new token.
+            after it, are larger by the number. Indices ascend; `len(input_ids)` is that of the first new token.
         joined: The index at which each branch of a joined prompt begins, and the index at which the last branch ends.
             The tokens before the first branch are common to all branches. A branch sees these and itself, and its
-            positions go on from there (a jump inside a branch ends with it). The tokens behind the branches see all,
+            positions go on from there (a jump inside a branch ends with it). The tokens after the branches see all,
             and their positions go on from the largest position in a branch. Empty for a plain prompt.
         is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
             several outputs may come as one: the first comes at once, the later ones at most ten times a second.
@@ -498,7 +501,7 @@ class RequestOutput:
         waited: For how long the request has waited for what, if it has waited since the last output.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
-        vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token behind
+        vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token after
             the final norm, in float32. The output token beside it means nothing.
     """
 
