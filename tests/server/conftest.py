@@ -63,7 +63,7 @@ def make_server(tokenizer_dir: Path) -> ServerMaker:
         wait: bool = True,
         request_log: Path | None = None,
     ) -> Iterator[ServerThread]:
-        knobs = {"port": 0, "shutdown_timeout": 0.5, **({"front_processes": int(__import__("os").environ["JSG_FRONTS"])} if "JSG_FRONTS" in __import__("os").environ else {}), **(server or {})}
+        knobs = {"port": 0, "shutdown_timeout": 0.5, **(server or {})}
         if request_log is not None:
             knobs = {"log_requests": True, "log_format": "json"} | knobs
         with contextlib.ExitStack() as stack:

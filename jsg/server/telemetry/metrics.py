@@ -61,6 +61,9 @@ START_TIME = Series(
 FRONT_MEMORY = Series(
     "jsg:front_resident_memory_bytes", "gauge", "The resident memory of the processes of the front (Linux only)."
 )
+WORKERS_UP = Series(
+    "jsg:workers_up", "gauge", "The number of worker processes that take connections (--front-processes above 1)."
+)
 GAUGES = frozenset({ANSWERS_OPEN.name, THROUGHPUT.name, FRONT_MEMORY.name})
 """What `Metrics.summable` has beside totals."""
 
@@ -238,7 +241,7 @@ class Metrics:
 
     def series(self) -> list[Series]:
         """All series that this class counts."""
-        others = (STATE, START_TIME, ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY)
+        others = (STATE, START_TIME, ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY, WORKERS_UP)
         return [*(counted.series for counted in self._counted()), *others]
 
     def families(self, model_name: str, status: str) -> Iterator[Family]:

@@ -19,7 +19,7 @@ from jsg.server.telemetry.aliases import AliasFamilies
 from jsg.server.telemetry.engine_stats import ALL_SERIES, UP, EngineStats
 from jsg.server.telemetry.exchange import EndpointTable, Exchange, ExchangeObserver, WatchExchanges
 from jsg.server.telemetry.exposition import encoded, prefers_openmetrics
-from jsg.server.telemetry.metrics import Metrics
+from jsg.server.telemetry.metrics import WORKERS_UP, Metrics
 from jsg.server.telemetry.request_log import RequestLog
 from jsg.server.telemetry.series import Family, Samples, summed
 from jsg.server.telemetry.tracing import SpanExport
@@ -33,6 +33,11 @@ SCRAPE_AGE_S = 0.1
 
 class Workers(Protocol):
     """The workers of a hub, as far as they have something to tell: see `jsg.server.workers.pool`."""
+
+    @property
+    def num_up(self) -> int:
+        """How many take connections."""
+        ...
 
     @property
     def waits(self) -> Counter[WaitReason]:
@@ -147,6 +152,7 @@ class Telemetry:
         if self._workers is not None:
             sums = summed([self.counted(), *self._workers.families])
             own = [Family(each.series, sums.get(each.series.name, each.samples)) for each in own]
+            own.append(WORKERS_UP.family({(): self._workers.num_up}))
         own += [UP.family({(): 0})] if self._engine is None else self._engine.families()
         return own if self._aliases is None else [*own, *self._aliases.of(own)]
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import final, override
+from typing import cast, final, override
 
 import msgspec
 import zmq
@@ -174,7 +174,7 @@ class HubClient:
         while True:
             raw = await self._socket.recv()
             self._take(decoder.decode(raw))
-            if len(raw) > LONG_BYTES or not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if len(raw) > LONG_BYTES or not cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 await asyncio.sleep(0)
 
     def _take(self, message: FromHub) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, final, override
+from typing import Any, cast, final, override
 
 import h11
 
@@ -61,6 +61,7 @@ class WorkerConnection(HttpConnection):
         """The connection is this worker's."""
         super().connection_made(transport)
         self._send = self.transport.write
+        self._num_unsent = cast(asyncio.Transport, transport).get_write_buffer_size
         self.transport.write = self._write  # pyright: ignore[reportAttributeAccessIssue] # of the transport around it
 
     @override
@@ -116,5 +117,4 @@ class WorkerConnection(HttpConnection):
             head = data.partition(b"\r\n\r\n")[0].lower()
             is_stream = b"content-type: text/event-stream" in head and b"transfer-encoding: chunked" in head
             self._has_begun, self._whole = True, self._shared.table.streams(self._path) if is_stream else MIDDLE
-        is_sent = not self.transport.get_write_buffer_size()
-        self._shared.states[self._slot] = self._whole if is_sent else MIDDLE
+        self._shared.states[self._slot] = MIDDLE if self._num_unsent() else self._whole

@@ -185,6 +185,11 @@ class Workers:
             await asyncio.sleep(0.01)
 
     @property
+    def num_up(self) -> int:
+        """How many take connections."""
+        return sum(place.is_ready for place in self._places)
+
+    @property
     def has_requests(self) -> bool:
         """Whether a request of a worker is under way."""
         return any(place.states.any() for place in self._places)
