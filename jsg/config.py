@@ -241,8 +241,9 @@ class ServerConfig:
     front_processes: Annotated[int, (1, 64)] | None = _knob(
         None,
         "The number of processes that read requests and write answers. Above 1 a further process, the hub, has the "
-        "limits, the engines and what is stored. Default: one for each two engines of --dp-size, as far as there are "
-        "eight cores for each.",
+        "limits, the engines and what is stored. 'auto' means one for each two engines of --dp-size, as far as there "
+        "are eight cores for each. --api-server-count and --tokenizer-worker-num are other names of this option. "
+        "Default: auto.",
         aliases=("api_server_count", "tokenizer_worker_num"),
     )
     host: str = _knob("127.0.0.1", "The address to listen on.")
