@@ -12,7 +12,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from jsg.cache_report import CacheReport
 from jsg.errors import FieldName, GrammarError, JsgError, RequestError, is_int, quote, require
@@ -570,7 +570,8 @@ def altered[Record](record: Record, **values: Any) -> Record:
     Nothing is checked again, as `dataclasses.replace` would do: one HTTP request may make a thousand such copies.
     """
     made = object.__new__(type(record))
-    for name, value in zip(cast(Any, record).__slots__, _values_of(type(record))(record), strict=True):
+    names, values_of = _fields_of(type(record))
+    for name, value in zip(names, values_of(record), strict=True):
         object.__setattr__(made, name, value)
     for name, value in values.items():
         object.__setattr__(made, name, value)
@@ -578,5 +579,6 @@ def altered[Record](record: Record, **values: Any) -> Record:
 
 
 @functools.cache
-def _values_of(kind: type) -> Callable[[object], tuple[Any, ...]]:
-    return operator.attrgetter(*cast(Any, kind).__slots__)
+def _fields_of(kind: type) -> tuple[Sequence[str], Callable[[object], tuple[Any, ...]]]:
+    names: Sequence[str] = vars(kind)["__slots__"]
+    return names, operator.attrgetter(*names)

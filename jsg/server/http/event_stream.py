@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jsg.errors import JsgError
+from jsg.server.caller import state_of
 from jsg.server.http.failures import INTERNAL_ERROR, told_error
 from jsg.server.http.json_pieces import json_pieces, next_piece
 
@@ -127,13 +128,14 @@ class _EventStream(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
         event, number = await anext(self._events), 0
-        self._has_begun = True
+        self._has_begun, write = True, state_of(self._request.scope).get("write_piece", _write_nothing)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         beating = None if self._beat_s is None else asyncio.create_task(self._beat(self._beat_s, send_body))
         try:
             while event is not None:
                 if isinstance(event, bytes):
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    if not write(event):
+                        await send_body(event)
                 else:
                     await self._send(event if isinstance(event, list) else [event], send_body)
                 number += 1
@@ -184,6 +186,10 @@ def _failure_event(scope: Scope, error: JsgError, *, named: bool) -> bytes:
     if named and "type" not in body:  # in OpenAI's named events the fields of an error are at the top
         body = body["error"] | {"type": "error"}
     return b"".join((_encode_named if named else _encode)(body))
+
+
+def _write_nothing(_: bytes) -> bool:
+    return False
 
 
 def _encode(event: Event) -> Iterator[bytes]:

@@ -128,10 +128,11 @@ class _Parser(h11.Connection):
             if self.their_state is h11.IDLE:
                 self._skip_empty_lines()
             event = super().next_event()
-            if isinstance(event, h11.Request):
+            kind = type(event)  # to ask `isinstance` of h11's abstract classes takes several calls
+            if kind is h11.Request:
                 self._check_head(event)
                 event = _in_origin_form(event)
-            elif isinstance(event, h11.Data):
+            elif kind is h11.Data:
                 self._check_data(event)
             return event
         except h11.RemoteProtocolError as error:
@@ -150,22 +151,31 @@ class _Parser(h11.Connection):
         what follows it at once, and both are written together. A piece of a stream changes no state, so it does not go
         through h11, which takes longer than all else that becomes of an event.
         """
-        if type(event) is h11.Data and event.data and type(self._writer) is ChunkedWriter:
-            head, self._head = self._head, b""
-            return b"%b%x\r\n%b\r\n" % (head, len(event.data), event.data)
-        if isinstance(event, h11.Response) and (self.their_state is h11.SEND_BODY or self._is_ending()):
+        if type(event) is h11.Data and event.data and self.is_streaming:
+            return self.piece(event.data)
+        if type(event) is h11.Response and (self.their_state is h11.SEND_BODY or self._is_ending()):
             event = h11.Response(
                 status_code=event.status_code,
                 headers=[*event.headers.raw_items(), (b"connection", b"close")],
                 reason=event.reason,
             )
         written = super().send(event)
-        if isinstance(event, h11.Response):
+        if type(event) is h11.Response:
             self._head = written
             return b""
         if self._head and written is not None:
             written, self._head = self._head + written, b""
         return written
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether a response without a length has begun."""
+        return type(self._writer) is ChunkedWriter
+
+    def piece(self, data: bytes) -> bytes:
+        """The bytes of a piece of a stream that has begun. The piece is not empty."""
+        head, self._head = self._head, b""
+        return b"%b%x\r\n%b\r\n" % (head, len(data), data)
 
     def _clean_up_response_headers_for_sending(self, response: h11.Response) -> h11.Response:
         """As in h11, which checks all headers of a stream twice more to add the one that frames it."""
@@ -316,6 +326,7 @@ class HttpConnection(UvicornConnection):
         super().__init__(*args, **kwargs)
         self._begin = begin
         self.conn = _Parser(limits, is_ending)
+        self.app_state = {**self.app_state, "write_piece": self._write_piece}
         self._limits = limits
         self._idle = idle
         self._on_refusal = on_refusal
@@ -372,6 +383,13 @@ class HttpConnection(UvicornConnection):
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().resume_writing()
+
+    def _write_piece(self, piece: bytes) -> bool:
+        """Sends a piece of a stream without the calls that a message takes. False where it must be a message."""
+        if self.flow.write_paused or self.cycle.disconnected or not self.conn.is_streaming:
+            return False
+        self.transport.write(self.conn.piece(piece))
+        return True
 
     # ---- what uvicorn calls
 
