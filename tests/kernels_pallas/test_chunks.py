@@ -29,7 +29,7 @@ TAKEN = {3: (2, 131, 70), 5: (153, 150, 0)}
 
 def by_xla(queries: jax.Array, keys: jax.Array, values: jax.Array, of: Chunks, *, scale: float) -> Attended:
     """JAX's own attention, with a mask for who sees whom. What belongs to no chunk is NaN."""
-    is_in, at = chunks.place_in(of, len(queries))
+    is_in, at = chunks.within(of.starts, of.lens, len(queries))
     key = jnp.arange(len(keys))[None, :, None] - of.places
     is_seen = (is_in[:, None] & (key >= 0) & (key <= at[:, None])).any(axis=-1)
     out, lse = jax.nn.dot_product_attention(
@@ -99,16 +99,20 @@ def test_cudnn_is_told_where_chunks_and_their_keys_are(monkeypatch: pytest.Monke
     own = [pool.reshape(-1, *pool.shape[2:])[slots] for pool in (keys, values)]
     reference = jax.jit(by_xla, static_argnames="scale")
     found, expected = (attend(queries, *own, of, scale=0.2) for attend in (cudnn_chunks.attend, reference))
-    is_own = np.asarray(chunks.place_in(of, len(queries))[0].any(axis=1))
+    is_own = np.asarray(chunks.within(of.starts, of.lens, len(queries))[0].any(axis=1))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one[is_own], other[is_own], atol=3e-6)
 
 
 @pytest.fixture
-def mosaic() -> Iterator[chunks.OwnAttention]:
-    """The Mosaic kernel in an interpreter that notices accesses of warp groups that no barrier orders."""
+def mosaic(monkeypatch: pytest.MonkeyPatch) -> Iterator[chunks.OwnAttention]:
+    """The Mosaic kernel in an interpreter that notices accesses of warp groups that no barrier orders.
+
+    With small blocks even a short chunk has more of them than there are in shared memory.
+    """
+    monkeypatch.setattr(mosaic_chunks, "BLOCK_K", 64)
     params = plgpu.InterpretGPUParams(detect_races=True)
-    yield functools.partial(mosaic_chunks.attend, sizes=mosaic_chunks.Sizes(64, 2), interpret=params)
+    yield functools.partial(mosaic_chunks.attend, interpret=params)
     assert not gpu_callbacks.get_races().races_found
 
 

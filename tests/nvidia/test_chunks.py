@@ -9,7 +9,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from bench.nvidia import programs
 from bench.nvidia.compiler import array, compile_for
-from jsg.kernels_pallas import chunks, cudnn_chunks, mosaic_chunks, tuning
+from jsg.kernels_pallas import chunks, cudnn_chunks, mosaic_chunks
 from jsg.kernels_pallas.inputs import Chunks
 from tests.nvidia.test_classes import EXTEND, LLAMA_8B, spills
 from tests.nvidia.test_kernels import having
@@ -26,8 +26,7 @@ def test_the_mosaic_kernel(head_dim: int, dtype: str, nvdisasm):
     program = compile_for("h200", functools.partial(mosaic_chunks.attend, scale=0.1), queries, keys, keys, of)
     counts = program.instructions("mosaic_chunks_mosaic_gpu_kernel", nvdisasm)
     assert spills(counts) == set()
-    block_k = tuning.sizes_for("chunks", rows=2048, capability=(9, 0))["block_k"]
-    blocks = block_k // 16 + head_dim // 16  # products of 16 summands, with values and with keys
+    blocks = mosaic_chunks.BLOCK_K // 16 + head_dim // 16  # products of 16 summands, with values and with keys
     assert sum(counts[name] for name in having(counts, "HGMMA")) == 2 * blocks, "one loop has a mask"
     assert having(counts, "UTMALDG") and having(counts, "USETMAXREG")
 
