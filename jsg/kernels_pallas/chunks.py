@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int
 from jsg.kernels_pallas import ragged_paged_attention
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.inputs import AttentionInputs, Chunks
-from jsg.kernels_pallas.ragged_paged_attention import Own
 from jsg.kernels_pallas.tuning import sizes_for
 
 LEAST_CHUNK = 128
@@ -87,11 +86,9 @@ def paged_attention(
     *,
     own: OwnAttention,
     scale: float,
-    sinks: Float[Array, " N"] | None = None,
-    sizes: ragged_paged_attention.Sizes | None = None,
-    interpret: bool = False,
+    **how: Any,
 ) -> Attended:
-    """The result of `ragged_paged_attention`. Its last bits depend on how prompts are cut.
+    """`ragged_paged_attention`, with its other arguments. Here the last bits depend on how prompts are cut.
 
     Args:
         queries: See `ops.paged_attention`.
@@ -100,47 +97,35 @@ def paged_attention(
         inputs: They have chunks.
         own: Attention of chunks to their own keys.
         scale: Above zero.
-        sinks: See `ops.paged_attention`.
-        sizes: Those of the Triton kernel; None for the best on this device.
-        interpret: See `ragged_paged_attention`; of the Triton kernel alone.
+        how: Sinks, and sizes of the Triton kernel and whether it is interpreted.
 
     Raises:
         NotImplementedError: One of both kernels cannot do this case.
     """
     assert inputs.chunks is not None
     slots = key_slots(inputs.chunks, inputs.page_table, keys.shape[1], len(queries))
-    side_by_side = (_gathered(pool, slots, queries.dtype) for pool in (keys, values))
+    side_by_side = (
+        pool.reshape(-1, *pool.shape[2:]).at[slots].get(mode="promise_in_bounds").astype(queries.dtype)
+        for pool in (keys, values)
+    )
     found = own(queries, *side_by_side, inputs.chunks, scale=scale)
-    joined = Own(*found, seen_before(inputs.chunks, len(queries)))
-    how: dict[str, Any] = {"scale": scale, "sinks": sinks, "sizes": sizes, "interpret": interpret}
-    return ragged_paged_attention.ragged_paged_attention(queries, keys, values, inputs, own=joined, **how)
+    is_in, _ = within(inputs.chunks.starts, inputs.chunks.lens, len(queries))
+    before = jnp.min(jnp.where(is_in, inputs.chunks.positions, NOTHING), axis=1)
+    done = ragged_paged_attention.Own(*found, before)
+    return ragged_paged_attention.ragged_paged_attention(queries, keys, values, inputs, own=done, scale=scale, **how)
 
 
 def key_slots(chunks: Chunks, page_table: Int[Array, "R C"], page_size: int, num_tokens: int) -> Int[Array, " S"]:
     """The slot of each own key of the chunks, at their places; slot 0, which has zeros, between them."""
-    count = num_tokens + KEY_ALIGNMENT * len(chunks.lens) + KEYS_BEHIND
-    at = jnp.arange(count)[:, None] - chunks.places[None, :]
-    is_in = (at >= 0) & (at < chunks.lens[None, :])
-    row, position = (
-        jnp.sum(jnp.where(is_in, x, 0), axis=1) for x in (chunks.rows[None, :], chunks.positions[None, :] + at)
-    )
+    is_in, at = within(chunks.places, chunks.lens, num_tokens + KEY_ALIGNMENT * len(chunks.lens) + KEYS_BEHIND)
+    row, position = (jnp.sum(jnp.where(is_in, x, 0), axis=1) for x in (chunks.rows, chunks.positions + at))
     slots = page_table[row, position // page_size] * page_size + position % page_size
     return jnp.where(is_in.any(axis=1), slots, 0)
 
 
-def seen_before(chunks: Chunks, num_tokens: int) -> Int[Array, " T"]:
-    """For each packed token of a chunk the number of keys before the chunk; `NOTHING` for any other token."""
-    is_in, _ = place_in(chunks, num_tokens)
-    return jnp.min(jnp.where(is_in, chunks.positions[None, :], NOTHING), axis=1)
-
-
-def place_in(chunks: Chunks, num_tokens: int) -> tuple[Bool[Array, "T M"], Int[Array, "T M"]]:
-    """Whether each packed token is in each chunk, and how far behind its first token."""
-    at = jnp.arange(num_tokens)[:, None] - chunks.starts[None, :]
-    return (at >= 0) & (at < chunks.lens[None, :]), at
-
-
-def _gathered(
-    pool: Float[Array, "P page_size K H"], slots: Int[Array, " S"], dtype: jnp.dtype
-) -> Float[Array, "S K H"]:
-    return pool.reshape(-1, *pool.shape[2:]).at[slots].get(mode="promise_in_bounds").astype(dtype)
+def within(
+    firsts: Int[Array, " M"], lens: Int[Array, " M"], count: int
+) -> tuple[Bool[Array, "count M"], Int[Array, "count M"]]:
+    """Whether each of `count` indices is in each chunk, and how far behind its first one."""
+    at = jnp.arange(count)[:, None] - firsts
+    return (at >= 0) & (at < lens), at

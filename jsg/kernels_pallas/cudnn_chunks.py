@@ -8,7 +8,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn  # jax.nn's functi
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.attention_block import Attended
-from jsg.kernels_pallas.chunks import place_in
+from jsg.kernels_pallas.chunks import within
 from jsg.kernels_pallas.inputs import Chunks
 
 MAX_HEAD_DIM = 256
@@ -49,7 +49,7 @@ def attend(
         return_residual=True,
     )
     out, stats = found  # the results, and the log-sum-exp of each chunk, head and token of the chunk
-    is_in, at = place_in(chunks, len(queries))
+    is_in, at = within(chunks.starts, chunks.lens, len(queries))
     chunk = jnp.argmax(is_in, axis=1)
     nth = jnp.maximum(jnp.take_along_axis(at, chunk[:, None], axis=1)[:, 0], 0)
     return Attended(out[0], stats[chunk, :, nth])

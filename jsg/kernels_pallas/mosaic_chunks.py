@@ -1,7 +1,7 @@
 """Attention of chunks to their own keys on Hopper, by Pallas' Mosaic GPU lowering: one launch.
 
     warp groups 0 and 1    each multiplies 64 queries of one head with blocks of keys, and weights with blocks of values
-    warp group 2           copies these blocks (TMA) into `num_stages` places of shared memory
+    warp group 2           copies these blocks (TMA) into `NUM_STAGES` places of shared memory
 
 While one warp group multiplies, the other computes its softmax: they take turns at the tensor cores. Registers of the
 group that copies go to the others.
@@ -10,7 +10,7 @@ Warp groups that take turns, and one that copies: Shah et al., "FlashAttention-3
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +20,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from jsg.kernels_pallas.attention_block import LOG2_E, LOWEST, Attended, Ref
-from jsg.kernels_pallas.chunks import KEY_ALIGNMENT
+from jsg.kernels_pallas.attention_block import LOG2_E, LOWEST, Attended, Ref, Softmax
+from jsg.kernels_pallas.chunks import KEY_ALIGNMENT, KEYS_BEHIND
 from jsg.kernels_pallas.inputs import Chunks
-from jsg.kernels_pallas.tuning import sizes_for, target_capability
+from jsg.kernels_pallas.tuning import target_capability
 
 ROWS = 64
 """Queries of a warp group, the rows of its matmul."""
 PIECE = 2 * ROWS
 """Tokens of a program."""
+BLOCK_K, NUM_STAGES = KEYS_BEHIND, 2
+"""Keys of a block, and blocks of keys, and of values, in shared memory. With heads of 128 neither shared memory nor
+registers have room for more."""
 HEAD_DIMS = (64, 128)
 CAPABILITY = (9, 0)
 """Compute capability of the cards whose warp groups multiply in this way."""
@@ -42,32 +45,6 @@ def is_for_this_card() -> bool:
     return target_capability() == CAPABILITY and not 12080 <= version < 12091
 
 
-class Sizes(NamedTuple):
-    """How keys are read. `tuning` has the sizes by packed tokens of the step.
-
-    Attributes:
-        block_k: Keys of a block, at most `KEYS_BEHIND`.
-        num_stages: Blocks of keys, and of values, in shared memory.
-    """
-
-    block_k: int
-    num_stages: int
-
-
-class Pieces(NamedTuple):
-    """The pieces of chunks, the last one of each first, because it sees the most keys.
-
-    Attributes:
-        starts: The first packed token; -1 if there is no such piece.
-        offsets: Tokens of the chunk before it.
-        places: The first key of its chunk.
-    """
-
-    starts: Int[Array, " I"]
-    offsets: Int[Array, " I"]
-    places: Int[Array, " I"]
-
-
 def attend(
     queries: Float[Array, "T N H"],
     keys: Float[Array, "S K H"],
@@ -75,7 +52,6 @@ def attend(
     chunks: Chunks,
     *,
     scale: float,
-    sizes: Sizes | None = None,
     interpret: Any = False,
 ) -> Attended:
     """Causal attention of the tokens of each chunk to each other. What belongs to other tokens means nothing.
@@ -86,7 +62,6 @@ def attend(
         values: Likewise, finite.
         chunks: Each has at least `PIECE` tokens.
         scale: Multiplies queries · keys; above zero.
-        sizes: How keys are read; None for the default.
         interpret: False to compile; else the parameters of Pallas' interpreter.
 
     Raises:
@@ -95,17 +70,16 @@ def attend(
     num_tokens, heads, head_dim = queries.shape
     if head_dim not in HEAD_DIMS or queries.dtype.itemsize != 2:
         raise NotImplementedError(f"the Mosaic kernel has no heads of {head_dim} in {queries.dtype.name}")
-    sizes = sizes or default_sizes(num_tokens)
     pieces = _cut(chunks, num_tokens)
-    block = plgpu.SMEM((sizes.num_stages, sizes.block_k, head_dim), queries.dtype)
-    whole_stages = functools.partial(plgpu.Barrier, num_barriers=sizes.num_stages)
+    block = plgpu.SMEM((NUM_STAGES, BLOCK_K, head_dim), queries.dtype)
+    whole_stages = functools.partial(plgpu.Barrier, num_barriers=NUM_STAGES)
     out, lse = plgpu.kernel(
-        functools.partial(_kernel, scale=scale, sizes=sizes, group=heads // keys.shape[1], is_compiled=not interpret),
+        functools.partial(_kernel, scale=scale, group=heads // keys.shape[1], is_compiled=not interpret),
         out_type=(
             jax.ShapeDtypeStruct(queries.shape, queries.dtype),
             jax.ShapeDtypeStruct((num_tokens, heads), jnp.float32),
         ),
-        grid=(heads, len(pieces.starts)),
+        grid=(heads, len(pieces[0])),
         grid_names=("head", "piece"),
         num_threads=3,
         thread_name="warp_group",
@@ -123,17 +97,12 @@ def attend(
     return Attended(out, lse)
 
 
-def default_sizes(num_tokens: int) -> Sizes:
-    """The best sizes on this device for a step of so many packed tokens."""
-    chosen = sizes_for("chunks", rows=num_tokens)
-    return Sizes(*(chosen[name] for name in Sizes._fields))
+def _cut(chunks: Chunks, num_tokens: int) -> list[Int[Array, " I"]]:
+    """For each piece its first packed token, the tokens of its chunk before it, and the first key of its chunk.
 
-
-def _cut(chunks: Chunks, num_tokens: int) -> Pieces:
-    """All pieces. The last one of a chunk is moved forward to end with it.
-
-    Tokens of two pieces are then computed twice, with the same result: a block of which a token sees nothing does not
-    change its softmax.
+    The last piece of a chunk stands first, because it sees the most keys. It is moved forward to end with the chunk, so
+    some tokens are computed twice, with the same result: a block of which a token sees nothing does not change its
+    softmax. What is no piece has -1 for a token.
     """
     counts = pl.cdiv(chunks.lens, PIECE)
     ends = jnp.cumsum(counts)
@@ -141,15 +110,7 @@ def _cut(chunks: Chunks, num_tokens: int) -> Pieces:
     chunk = jnp.minimum(jnp.sum(ends[None, :] <= index[:, None], axis=1), len(ends) - 1)
     offset = jnp.minimum((index - ends[chunk] + counts[chunk]) * PIECE, chunks.lens[chunk] - PIECE)
     starts = jnp.where(index >= 0, chunks.starts[chunk] + offset, -1)
-    return Pieces(*(x.astype(jnp.int32) for x in (starts, offset, chunks.places[chunk])))
-
-
-class _Softmax(NamedTuple):
-    """See `attention_block.Softmax`."""
-
-    weighted: Float[Array, "M H"]
-    largest: Float[Array, " M"]
-    total: Float[Array, " M"]
+    return [x.astype(jnp.int32) for x in (starts, offset, chunks.places[chunk])]
 
 
 def _kernel(
@@ -168,19 +129,18 @@ def _kernel(
     turn: Ref,
     *,
     scale: float,
-    sizes: Sizes,
     group: int,
     is_compiled: bool,
 ) -> None:
     """One query head of one piece.
 
     Grid: (N, pieces); programs that run together read the same keys. Arrays are whole and in device memory. A warp
-    group that multiplies owns `out` and `lse` of its 64 tokens. `own` has its queries, and in the end its results.
+    group that multiplies owns `out` and `lse` of its 64 tokens, and a row of `own`, which has their queries.
     A barrier of `is_here` is passed when a block was copied, one of `is_free` when both groups have multiplied it.
     """
     head, piece, warp_group = (lax.axis_index(name) for name in ("head", "piece", "warp_group"))
     start, offset = starts[piece], offsets[piece]
-    num_blocks = lax.div(offset + PIECE + sizes.block_k - 1, sizes.block_k)
+    num_blocks = lax.div(offset + PIECE + BLOCK_K - 1, BLOCK_K)
 
     @pl.when((warp_group == 2) & (start >= 0))
     def _() -> None:
@@ -189,16 +149,16 @@ def _kernel(
 
         def wait(index: Int[Array, ""]) -> None:
             for free in is_free:
-                plgpu.barrier_wait(free.at[lax.rem(index, sizes.num_stages)])
+                plgpu.barrier_wait(free.at[lax.rem(index, NUM_STAGES)])
 
         def copy(index: Int[Array, ""]) -> None:
-            place, rows = lax.rem(index, sizes.num_stages), pl.ds(first + index * sizes.block_k, sizes.block_k)
+            place, rows = lax.rem(index, NUM_STAGES), pl.ds(first + index * BLOCK_K, BLOCK_K)
             for array, block, here, free in zip((keys, values), blocks, is_here, is_free, strict=True):
-                pl.when(index >= sizes.num_stages)(functools.partial(plgpu.barrier_wait, free.at[place]))
+                pl.when(index >= NUM_STAGES)(functools.partial(plgpu.barrier_wait, free.at[place]))
                 plgpu.copy_gmem_to_smem(array.at[rows, kv_head], block.at[place], here.at[place])
 
         pl.loop(0, num_blocks)(copy)
-        pl.loop(jnp.maximum(num_blocks - sizes.num_stages, 0), num_blocks)(wait)
+        pl.loop(jnp.maximum(num_blocks - NUM_STAGES, 0), num_blocks)(wait)
 
     @pl.when((warp_group < 2) & (start >= 0))
     def _() -> None:
@@ -214,17 +174,15 @@ def _kernel(
             plgpu.barrier_arrive(turn)
             plgpu.barrier_wait(turn)
 
-        def one_block(index: Int[Array, ""], state: _Softmax, *, is_masked: bool) -> _Softmax:
-            place = lax.rem(index, sizes.num_stages)
+        def one_block(index: Int[Array, ""], state: Softmax, *, is_masked: bool) -> Softmax:
+            place = lax.rem(index, NUM_STAGES)
             key, value = (block.at[place] for block in blocks)
             plgpu.barrier_wait(is_here[0].at[place])
             scores_MS = _scores(query, key, take_turn)
             plgpu.barrier_arrive(is_free[0].at[place])
             if is_masked:
-                iota = functools.partial(
-                    plgpu.broadcasted_iota, jnp.int32, (ROWS, sizes.block_k), layout=plgpu.Layout.WGMMA
-                )
-                is_seen = index * sizes.block_k + iota(1) <= seen + iota(0)
+                iota = functools.partial(plgpu.broadcasted_iota, jnp.int32, (ROWS, BLOCK_K), layout=plgpu.Layout.WGMMA)
+                is_seen = index * BLOCK_K + iota(1) <= seen + iota(0)
                 scores_MS = jnp.where(is_seen, scores_MS, -jnp.inf)
             largest = jnp.maximum(state.largest, scores_MS.max(axis=1) * to_base_2)
             shrink = jnp.exp2(state.largest - largest)
@@ -238,17 +196,17 @@ def _kernel(
             plgpu.barrier_wait(turn)
             weighted = _add_product(weighted, weights, value, is_compiled=is_compiled)
             plgpu.barrier_arrive(is_free[1].at[place])
-            return _Softmax(weighted, largest, total)
+            return Softmax(weighted, largest, total)
 
         pl.when(warp_group == 1)(take_turn)
         per_row = functools.partial(jnp.full, ROWS, dtype=jnp.float32)
         of_rows = functools.partial(plgpu.layout_cast, new_layout=plgpu.Layout.WGMMA.reduce(1))
-        state = _Softmax(
+        state = Softmax(
             plgpu.layout_cast(jnp.zeros(query.shape, jnp.float32), plgpu.Layout.WGMMA),
             of_rows(per_row(LOWEST)),
             of_rows(per_row(0)),
         )
-        num_whole = lax.div(seen, sizes.block_k)
+        num_whole = lax.div(seen, BLOCK_K)
         state = lax.fori_loop(0, num_whole, functools.partial(one_block, is_masked=False), state)
         state = lax.fori_loop(num_whole, num_blocks, functools.partial(one_block, is_masked=True), state)
         pl.when(warp_group == 0)(take_turn)

@@ -154,12 +154,11 @@ def ragged_paged_attention(
     of_lse = pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))
     done, of_done = (), ()
     if own is not None:
-        done = (
-            own.out.reshape(num_tokens, blocks, group, head_dim),
-            own.lse.reshape(num_tokens, blocks, group),
-            own.before,
+        shape = (num_tokens, blocks, group)
+        done, of_done = (
+            (own.out.reshape(*shape, head_dim), own.lse.reshape(shape), own.before),
+            (of_head, of_lse, whole),
         )
-        of_done = (of_head, of_lse, whole)
     out, lse = pl.pallas_call(
         functools.partial(_kernel, scoring=Scoring(scale, window, softcap), block_q=block_q, block_k=block_k),
         grid=(blocks, len(items.lens)),

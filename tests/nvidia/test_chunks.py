@@ -9,8 +9,9 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from bench.nvidia import programs
 from bench.nvidia.compiler import array, compile_for
-from jsg.kernels_pallas import chunks, cudnn_chunks, mosaic_chunks, tuning
+from jsg.kernels_pallas import chunks, cudnn_chunks, mosaic_chunks
 from jsg.kernels_pallas.inputs import Chunks
+from jsg.sched.buckets import make_deterministic_buckets
 from tests.nvidia.test_classes import EXTEND, LLAMA_8B, spills
 from tests.nvidia.test_kernels import having
 
@@ -26,8 +27,7 @@ def test_the_mosaic_kernel(head_dim: int, dtype: str, nvdisasm):
     program = compile_for("h200", functools.partial(mosaic_chunks.attend, scale=0.1), queries, keys, keys, of)
     counts = program.instructions("mosaic_chunks_mosaic_gpu_kernel", nvdisasm)
     assert spills(counts) == set()
-    block_k = tuning.sizes_for("chunks", rows=2048, capability=(9, 0))["block_k"]
-    blocks = block_k // 16 + head_dim // 16  # products of 16 summands, with values and with keys
+    blocks = mosaic_chunks.BLOCK_K // 16 + head_dim // 16  # products of 16 summands, with values and with keys
     assert sum(counts[name] for name in having(counts, "HGMMA")) == 2 * blocks, "one loop has a mask"
     assert having(counts, "UTMALDG") and having(counts, "USETMAXREG")
 
@@ -57,3 +57,13 @@ def test_a_step_is_one_command_buffer_with_them_too(name: str, monkeypatch: pyte
     if name == "cudnn":
         call = next(line for line in program.hlo.splitlines() if 'custom_call_target="__cudnn$fmhaSoftmax"' in line)
         assert '"mask_type": "PADDING_CAUSAL"' in call and '"max_seg_per_batch": 5' in call
+
+
+@pytest.mark.usefixtures("without_traces")
+def test_deterministic_mode_has_them_never(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chunks, "chosen", lambda _: "mosaic")
+    buckets = make_deterministic_buckets(256, 512, 512)
+    model = programs.make_model(LLAMA_8B, card="h200", num_hidden_layers=1, buckets=buckets)
+    program = model.programs.program(("forward", buckets.extend[-1]))
+    names = {launch.name for launch in program.launches}
+    assert "ragged_paged_attention" in names and CALL["mosaic"] not in names
