@@ -97,8 +97,8 @@ def quantised(form: Form, rng: np.random.Generator, depth: int, columns: int) ->
     zeros, scales, factors, steps = (each if each is None else each.repeat(depth // len(each), 0) for each in wide)
     meant = numbers.astype(np.float64) - (0 if zeros is None or steps is not None else zeros)
     meant = meant * scales * (1 if factors is None else factors) - (0 if steps is None else zeros * steps)
-    parts = (None if each is None else jnp.asarray(each) for each in (zero, factor, order, step))
-    made = Quantised(jnp.asarray(stored), jnp.asarray(scale), form, *parts)
+    parts = (None if each is None else jax.device_put(each) for each in (zero, factor, order, step))
+    made = Quantised(jax.device_put(stored), jax.device_put(scale), form, *parts)
     return made, meant if order is None else meant[np.argsort(order)]
 
 
