@@ -6,11 +6,13 @@ only: `jsg.processing` translates between text and tokens.
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 from jsg.cache_report import CacheReport
 from jsg.errors import FieldName, GrammarError, JsgError, RequestError, is_int, quote, require
@@ -33,6 +35,7 @@ AdditionalProperties = Literal["closed", "open"]
 GRAMMAR_FIELDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 GRAMMAR_OPTIONS = {"whitespace": "fixed", "property_order": "declared", "additional_properties": "closed"}
 """The options of a grammar that has JSON in it, with their defaults."""
+_GRAMMAR_NAMES = frozenset((*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS))
 ANY_OBJECT = {"type": "object"}
 """The schema of any JSON object. SGLang's clients write `SGLANG_ANY_JSON` in its place."""
 SGLANG_ANY_JSON = "$$ANY$$"
@@ -162,8 +165,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, parameter in _SAMPLING.items():
-            given = getattr(self, name)
-            if given is None and parameter.default is None:
+            given, default = getattr(self, name), parameter.default
+            if given is default or (type(given) is type(default) and given == default):
                 continue
             kept = parameter.kind.read(name, given)
             if kept is not given:  # lists, one string and a dict are what people write; tuples are what is kept
@@ -199,8 +202,8 @@ class SamplingParams:
         `additional_properties` beside it. Its value is a text, or the JSON value itself if the text is JSON.
         """
         fields = _with_grammar(fields)
-        known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(set(fields) - known):
+        known = cls.__dataclass_fields__.keys()
+        if unknown := sorted(fields.keys() - known):
             name = unknown[0][:100]
             raise RequestError(f"unknown sampling parameter {name!r}; known are {', '.join(sorted(known))}", param=name)
         values = {name: value for name, value in fields.items() if value is not None}
@@ -209,7 +212,7 @@ class SamplingParams:
 
 def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with `grammar` in place of the names that describe one."""
-    rest = {name: value for name, value in fields.items() if name not in (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)}
+    rest = {name: value for name, value in fields.items() if name not in _GRAMMAR_NAMES}
     given: list[GrammarKind] = [name for name in GRAMMAR_FIELDS if fields.get(name) is not None]
     if len(given) + (fields.get("grammar") is not None) > 1:
         raise RequestError(f"only one grammar may be given, but got {' and '.join(given)}; leave one out", given[0])
@@ -334,6 +337,8 @@ class Request(RequestFields):
         for name in ("namespace", "post"):
             require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
         require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
+        if all(map(operator.is_, _PLAIN_OF(self), _PLAIN.values())):
+            return
         _PRIORITY.read("priority", self.priority)
         _TOP_LOGPROBS.read("top_logprobs_num", self.top_logprobs_num)
         num_prompt = len(self.input_ids)
@@ -422,6 +427,15 @@ class Request(RequestFields):
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt tokens are scored."""
         return self.return_logprob and 0 <= self.logprob_start_len < len(self.input_ids)
+
+
+_PLAIN = {
+    field.name: field.default
+    for field in dataclasses.fields(Request)
+    if field.name not in ("rid", "input_ids", "sampling", "namespace", "post")
+}
+"""What most requests have, and what breaks no rule."""
+_PLAIN_OF = operator.attrgetter(*_PLAIN)
 
 
 class FinishType(enum.StrEnum):
@@ -565,6 +579,15 @@ def altered[Record](record: Record, **values: Any) -> Record:
     Nothing is checked again, as `dataclasses.replace` would do: one HTTP request may make a thousand such copies.
     """
     made = object.__new__(type(record))
-    for name in cast(Any, record).__dataclass_fields__:
-        object.__setattr__(made, name, values[name] if name in values else getattr(record, name))
+    names, values_of = _fields_of(type(record))
+    for name, value in zip(names, values_of(record), strict=True):
+        object.__setattr__(made, name, value)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
     return made
+
+
+@functools.cache
+def _fields_of(kind: type) -> tuple[Sequence[str], Callable[[object], tuple[Any, ...]]]:
+    names = tuple(field.name for field in dataclasses.fields(cast(Any, kind)))
+    return names, operator.attrgetter(*names)

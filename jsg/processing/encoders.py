@@ -22,6 +22,7 @@ from jsg.errors import ModelError
 from jsg.processing.added_tokens import AddedTokens, longest_first
 from jsg.processing.pieces import WORD_START, TokenPieces, byte_of_token, pieces_by_id, pieces_of_decoder
 from jsg.processing.tokenizer_config import TokenizerConfig
+from jsg.prompt_ids import CHUNK
 
 
 @final
@@ -55,7 +56,8 @@ class JsonEncoder:
         # A text of megabytes takes seconds. In that time a batch lets Python's other threads run; `encode` does not.
         encoded = tokenizer.encode_batch_fast([text], add_special_tokens=False).pop()
         ids = encoded.ids
-        time.sleep(0)  # to make a million ids takes 0.03 s, and so does to free what `encoded` has besides
+        if len(ids) > CHUNK:
+            time.sleep(0)  # to make a million ids takes 0.03 s, and so does to free what `encoded` has besides
         return ids
 
     def token_id(self, token: str) -> int | None:

@@ -228,15 +228,23 @@ class Failure:
     message: errors.Message
     param: str | None = None
     field: str | None = None
+    retry_after_s: int | None = None
 
     @classmethod
     def of(cls, error: JsgError) -> "Failure":
         """Describes the error."""
         message = error.message if isinstance(error, RequestError) else str(error)
-        return cls(type(error).__name__, message, getattr(error, "param", None), getattr(error, "field", None))
+        field = getattr(error, "field", None)
+        return cls(type(error).__name__, message, getattr(error, "param", None), field, error.retry_after_s)
 
     def to_error(self) -> JsgError:
         """The error again, of its own class."""
+        error = self._error()
+        if self.retry_after_s is not None:
+            error.retry_after_s = self.retry_after_s
+        return error
+
+    def _error(self) -> JsgError:
         kind = getattr(errors, self.kind, JsgError)
         if kind is GrammarError:
             return GrammarError(self.message, self.param, self.field)

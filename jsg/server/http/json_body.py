@@ -122,7 +122,8 @@ class JsonRoute(CallRoute):
                 return await answer(request)
             if state.door.front is not None:  # a thousand requests that come at once are not read at once
                 await state.door.front.generator.share.turn(caller_of(request.scope).tenant)
-            _check_headers(request)
+            headers = request.headers
+            _check_kind(headers.get("content-encoding", "identity"), headers.get("content-type", ""))
             if not raw:
                 raise RequestError("the body must be a JSON object, but it is empty; send {...}")
             rules = FieldRules(is_strict=state.strict_fields)
@@ -193,15 +194,14 @@ async def _read(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _check_headers(request: Request) -> None:
-    """Raises HTTPException for a body whose headers do not say that it is plain JSON.
+@functools.lru_cache(64)
+def _check_kind(encoding: str, given: str) -> None:
+    """Raises HTTPException for a body whose `Content-Encoding` and `Content-Type` do not say that it is plain JSON.
 
     This check also keeps other sites' pages out: a browser asks for permission before it sends JSON across sites.
     """
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
+    if (encoding := encoding.strip().lower()) != "identity":
         raise HTTPException(415, f"Content-Encoding must be identity, but got {_quote(encoding)}; send it uncompressed")
-    given = request.headers.get("content-type", "")
     parsed = email.message.Message()
     parsed["content-type"] = given
     kind, charset = parsed.get_content_type(), parsed.get_param("charset", "utf-8")
