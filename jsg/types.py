@@ -588,6 +588,6 @@ def altered[Record](record: Record, **values: Any) -> Record:
 
 
 @functools.cache
-def _fields_of(kind: type) -> tuple[Sequence[str], Callable[[object], tuple[Any, ...]]]:
-    names = tuple(field.name for field in dataclasses.fields(cast(Any, kind)))
+def _fields_of(kind: Any) -> tuple[Sequence[str], Callable[[object], tuple[Any, ...]]]:
+    names = [field.name for field in dataclasses.fields(kind)]
     return names, operator.attrgetter(*names)
