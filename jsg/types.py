@@ -263,13 +263,10 @@ class ThoughtLimit:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One sequence to continue.
+class RequestFields:
+    """What a prompt and the requests for its answers have in common.
 
     Attributes:
-        rid: The client's name for the request. No two live requests have the same name.
-        input_ids: The tokens of the prompt, at least one. Any sequence of integers may be given.
-        sampling: Its `n` is 1, since the front makes one request for each answer.
         return_logprob: Report the log-probability of every output token.
         logprob_start_len: Report prompt tokens too, from this index on; -1 for none.
         top_logprobs_num: How many of the most likely tokens to report at each reported position.
@@ -287,8 +284,6 @@ class Request:
             The tokens before the first branch are common to all branches. A branch sees these and itself, and its
             positions go on from there (a jump inside a branch ends with it). The tokens after the branches see all,
             and their positions go on from the largest position in a branch. Empty for a plain prompt.
-        is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
-            several outputs may come as one: the first comes at once, the later ones at most ten times a second.
         media: Images and videos, in the order of the tokens that they stand for.
         thought_limit: How long the model may think. The grammar of the request allows thoughts then.
         post: What all requests of one post have in common; empty for a request that came alone. Posts take turns, so
@@ -300,9 +295,6 @@ class Request:
             the answer.
     """
 
-    rid: str
-    input_ids: PromptIds
-    sampling: SamplingParams = SamplingParams()
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
@@ -315,12 +307,29 @@ class Request:
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
-    is_streamed: bool = True
     media: tuple[MediaInput, ...] = ()
     thought_limit: ThoughtLimit | None = None
     post: str = ""
     snapshot_at: tuple[int, ...] = ()
     turn_end: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request(RequestFields):
+    """One sequence to continue.
+
+    Attributes:
+        rid: The client's name for the request. No two live requests have the same name.
+        input_ids: The tokens of the prompt, at least one. Any sequence of integers may be given.
+        sampling: Its `n` is 1, since the front makes one request for each answer.
+        is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
+            several outputs may come as one: the first comes at once, the later ones at most ten times a second.
+    """
+
+    rid: str
+    input_ids: PromptIds
+    sampling: SamplingParams = SamplingParams()
+    is_streamed: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", PromptIds.of(self.input_ids))
@@ -567,7 +576,7 @@ def expand_answers(sampling: SamplingParams, fresh_seed: int) -> Sequence[Sampli
 
 
 def altered[Record](record: Record, **values: Any) -> Record:
-    """A copy of a record with slots, with other values, which are known to be right.
+    """A copy of a dataclass with other values, which are known to be right.
 
     Nothing is checked again, as `dataclasses.replace` would do: one HTTP request may make a thousand such copies.
     """
@@ -581,6 +590,6 @@ def altered[Record](record: Record, **values: Any) -> Record:
 
 
 @functools.cache
-def _fields_of(kind: type) -> tuple[Sequence[str], Callable[[object], tuple[Any, ...]]]:
-    names: Sequence[str] = vars(kind)["__slots__"]
+def _fields_of(kind: Any) -> tuple[Sequence[str], Callable[[object], tuple[Any, ...]]]:
+    names = [field.name for field in dataclasses.fields(kind)]
     return names, operator.attrgetter(*names)
