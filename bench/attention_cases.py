@@ -6,6 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
@@ -166,6 +167,11 @@ def _rounded(rng: np.random.Generator, shape: tuple[int, ...], dtype: jax.typing
     return rng.standard_normal(shape, dtype=np.float32).astype(jnp.dtype(dtype))
 
 
+def _int32(numbers: npt.ArrayLike) -> jax.Array:
+    """For `jnp.asarray` JAX compiles a program for each shape."""
+    return jax.device_put(np.asarray(numbers, np.int32))
+
+
 def _inputs(case: Case, table: np.ndarray, singles: bool) -> AttentionInputs:
     leading = 0
     while singles and leading < len(case.rows) and case.rows[leading][1] == 1:
@@ -177,13 +183,13 @@ def _inputs(case: Case, table: np.ndarray, singles: bool) -> AttentionInputs:
         start += new
     padded = np.array(tiles + [(0, 0, 0, 0)] * 2, np.int32)
     return AttentionInputs(
-        page_table=jnp.asarray(table),
-        single_rows=jnp.asarray(np.arange(1, leading + 3) * (np.arange(leading + 2) < leading), jnp.int32),
-        single_kv_lens=jnp.asarray([old + 1 for old, _ in case.rows[:leading]] + [0, 0], jnp.int32),
-        tile_rows=jnp.asarray(padded[:, 0]),
-        tile_starts=jnp.asarray(padded[:, 1]),
-        tile_lens=jnp.asarray(padded[:, 2]),
-        tile_positions=jnp.asarray(padded[:, 3]),
+        page_table=jax.device_put(table),
+        single_rows=_int32(np.arange(1, leading + 3) * (np.arange(leading + 2) < leading)),
+        single_kv_lens=_int32([old + 1 for old, _ in case.rows[:leading]] + [0, 0]),
+        tile_rows=_int32(padded[:, 0]),
+        tile_starts=_int32(padded[:, 1]),
+        tile_lens=_int32(padded[:, 2]),
+        tile_positions=_int32(padded[:, 3]),
         num_tiles=jnp.int32(len(tiles)),
         groups=_groups(case, leading + 2) if case.shared and singles else None,
     )
@@ -197,8 +203,8 @@ def _groups(case: Case, num_singles: int) -> PrefixGroups:
         for start in range(0, len(members), GROUP_TILE):
             tile = members[start : start + GROUP_TILE]
             tiles.append((tile[0] + 1, shared_len, *tile, *[-1] * (GROUP_TILE - len(tile))))
-    padded = jnp.asarray([*tiles, (0, 0, *[-1] * GROUP_TILE)], jnp.int32)
-    return PrefixGroups(jnp.asarray(shared_lens), padded[:, 0], padded[:, 1], padded[:, 2:])
+    padded = np.array([*tiles, (0, 0, *[-1] * GROUP_TILE)], np.int32)
+    return PrefixGroups(*map(_int32, (shared_lens, padded[:, 0], padded[:, 1], padded[:, 2:])))
 
 
 def _by_definition(

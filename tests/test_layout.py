@@ -7,6 +7,7 @@ import pathlib
 import re
 import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -53,9 +54,22 @@ def tree_of(path: pathlib.Path) -> ast.Module:
 
 
 @functools.cache
-def nodes_of(tree: ast.Module) -> list[ast.AST]:
-    """Every node of a file: each check goes through all of them."""
-    return list(ast.walk(tree))
+def _by_kind(tree: ast.Module) -> dict[type[ast.AST], list[Any]]:
+    found = collections.defaultdict(list)
+    for node in ast.walk(tree):
+        found[type(node)].append(node)
+    return found
+
+
+def nodes_of(tree: ast.Module, *kinds: type[ast.AST]) -> list[Any]:
+    """The nodes of these kinds of a file. The tree is walked once for all checks, which takes longest."""
+    return [node for kind in kinds for node in _by_kind(tree).get(kind, ())]
+
+
+@functools.cache
+def names_of(tree: ast.Module) -> list[tuple[int, str]]:
+    """The line and text of each `a` and `a.b.c` of a file."""
+    return [(node.lineno, text) for node in nodes_of(tree, ast.Name, ast.Attribute) if (text := dotted(node))]
 
 
 def dotted(node: ast.expr) -> str:
@@ -69,11 +83,11 @@ def dotted(node: ast.expr) -> str:
 
 def imports_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and full name of everything a file imports: `from a import b` gives `a` and `a.b`."""
-    for node in nodes_of(tree):
+    for node in nodes_of(tree, ast.Import, ast.ImportFrom):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
+        else:
             yield node.lineno, node.module or ""
             for alias in node.names:
                 yield node.lineno, f"{node.module}.{alias.name}"
@@ -95,9 +109,8 @@ def long_functions(path: pathlib.Path, tree: ast.Module) -> list[str]:
     limit = MAX_KERNEL_FUNCTION_LINES if is_kernel_file(path) else MAX_FUNCTION_LINES
     return [
         f"{name_of(path)}:{node.lineno} {node.name}: {lines} lines, at most {limit}"
-        for node in nodes_of(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > limit
+        for node in nodes_of(tree, ast.FunctionDef, ast.AsyncFunctionDef)
+        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > limit
     ]
 
 
@@ -118,17 +131,15 @@ def attributes_of(node: ast.ClassDef) -> set[str]:
 def large_classes(path: pathlib.Path, tree: ast.Module) -> list[str]:
     return [
         f"{name_of(path)}:{node.lineno} {node.name}: {count} attributes, at most {MAX_ATTRIBUTES}"
-        for node in nodes_of(tree)
-        if isinstance(node, ast.ClassDef)
-        and (count := len(attributes_of(node))) > MAX_ATTRIBUTES
-        and node.name not in FLAT_RECORDS
+        for node in nodes_of(tree, ast.ClassDef)
+        if (count := len(attributes_of(node))) > MAX_ATTRIBUTES and node.name not in FLAT_RECORDS
     ]
 
 
 def large_protocols(path: pathlib.Path, tree: ast.Module) -> list[str]:
     found = []
-    for node in nodes_of(tree):
-        if isinstance(node, ast.ClassDef) and any(dotted(base).endswith("Protocol") for base in node.bases):
+    for node in nodes_of(tree, ast.ClassDef):
+        if any(dotted(base).endswith("Protocol") for base in node.bases):
             methods = [s for s in node.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
             if len(methods) > MAX_PROTOCOL_METHODS:
                 found.append(f"{name_of(path)}:{node.lineno} {node.name}: {len(methods)} methods")
@@ -138,14 +149,14 @@ def large_protocols(path: pathlib.Path, tree: ast.Module) -> list[str]:
 def jit_uses(tree: ast.Module) -> list[int]:
     """Lines that name `jax.jit`, `jax.pmap`, `pjit` or `nnx.jit`, however they were imported."""
     named = [line for line, name in imports_of(tree) if re.search(r"\b(jax|nnx|pjit)\.(jit|pjit|pmap)$", name)]
-    used = [n.lineno for n in nodes_of(tree) if isinstance(n, ast.expr) and dotted(n) in ("jax.jit", "jax.pmap")]
+    used = [line for line, name in names_of(tree) if name in ("jax.jit", "jax.pmap")]
     return named + used + nnx_transforms(tree)
 
 
 def nnx_transforms(tree: ast.Module) -> list[int]:
     """Lines that name an `nnx.` transform that splits and merges the module at each call."""
     names = {f"nnx.{name}" for name in ("jit", "grad", "scan", "vmap", "remat", "pmap")}
-    return [n.lineno for n in nodes_of(tree) if isinstance(n, ast.expr) and dotted(n).removeprefix("flax.") in names]
+    return [line for line, name in names_of(tree) if name.removeprefix("flax.") in names]
 
 
 def test_files_are_short():
@@ -165,7 +176,7 @@ def test_protocols_are_small():
 
 
 def test_exempt_records_need_it_and_only_hold_fields():
-    classes = {node.name: node for path in FILES for node in nodes_of(tree_of(path)) if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for path in FILES for node in nodes_of(tree_of(path), ast.ClassDef)}
     for name in FLAT_RECORDS:
         assert name in classes, f"{name} is exempt from a limit but is not in the package"
         assert len(attributes_of(classes[name])) > MAX_ATTRIBUTES, f"{name} is exempt but small enough"
@@ -205,12 +216,7 @@ def test_pallas_has_one_home():
 def test_modules_read_no_environment():
     """Every knob is a field of `jsg/config.py`. tests/test_option_sources.py looks at the variables that give keys."""
     reads = ("os.getenv", "os.environ.get", "os.environb")
-    found = [
-        f"{name_of(path)}:{node.lineno}"
-        for path in FILES
-        for node in nodes_of(tree_of(path))
-        if isinstance(node, ast.expr) and dotted(node) in reads
-    ]
+    found = [f"{name_of(path)}:{line}" for path in FILES for line, name in names_of(tree_of(path)) if name in reads]
     assert found == []
 
 

@@ -119,6 +119,7 @@ def make_model(
     card: str = "h200",
     buckets: Buckets = BUCKETS,
     page_size: int = 1,
+    dtype: jax.typing.DTypeLike = jnp.bfloat16,
     kv_dtype: jax.typing.DTypeLike = jnp.bfloat16,
     quantization: str = "none",
     fp8_products: str = "auto",
@@ -136,6 +137,7 @@ def make_model(
         card: The card that it is compiled for: see `jsg.engine.device.cards`.
         buckets: The shapes of its steps. Tiles are encoded in the numbers that the engine uses on a GPU.
         page_size: KV slots in one page.
+        dtype: Type of its weights and activations.
         kv_dtype: Type of the KV pool.
         quantization: Quantization of its kernels.
         fp8_products: See `EngineConfig`.
@@ -163,11 +165,11 @@ def make_model(
     )
     num_pages = pool_tokens // page_size + 1
     shapes = (config.kv_shapes, num_pages, page_size)
-    rows = None if vision is None else jax.ShapeDtypeStruct((vision.num_rows, config.hidden_size), jnp.bfloat16)
+    rows = None if vision is None else jax.ShapeDtypeStruct((vision.num_rows, config.hidden_size), dtype)
 
     def begin(rows: Any) -> DeviceState:
         pool = make_pool(*shapes, kv_dtype)
-        states = make_states(config.state_shapes, settings.num_rows, jnp.bfloat16)
+        states = make_states(config.state_shapes, settings.num_rows, dtype)
         return make_state(settings, pool._replace(states=states), rows)
 
     state = jax.eval_shape(begin, rows)
@@ -177,7 +179,7 @@ def make_model(
     programs = CardExecutables(card, config.hidden_size, options_of, num_devices, num_groups)
     axes = [[shape.heads_axis + 1 for shape in shapes] for shapes in config.state_shapes]
     state = over_devices(state, programs.mesh, axes)
-    model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
+    model = abstract_model(config, dtype, quantization, programs.mesh)
     is_seeing = isinstance(model, Llava)
     kernels = _kernels(cast(nnx.Module, model.text) if is_seeing else model)
     if rounds_rows:

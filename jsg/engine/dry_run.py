@@ -295,7 +295,7 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
                 held[rounds_rows] = weight_bytes(*shape, rounds_rows=rounds_rows)
             weights, restored = held[rounds_rows]
             bound = largest_step_bound(
-                model, settings.buckets, dtype.itemsize, restored_bytes=restored, num_devices=config.tp_size
+                model, settings.buckets, dtype, restored_bytes=restored, num_devices=config.tp_size
             )
             plan = plan_of(settings, usable_bytes(config.mem_fraction_static, device), weights, bound)
             found.append(Fit(card=name, tokens=plan.pool_tokens, states=plan.num_states, fits=True, **options))

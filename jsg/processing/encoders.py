@@ -85,7 +85,7 @@ class JsonEncoder:
         )
 
     def cuts(self) -> re.Pattern[str] | None:
-        """The added tokens that are found before a text is normalised, if none of them takes what stands beside it."""
+        """The added tokens that are found before a text is normalised, if none of them takes what is beside it."""
         added = [token for token in self._tokenizer.get_added_tokens_decoder().values() if not token.normalized]
         if self._puts_space or any(token.lstrip or token.rstrip or token.single_word for token in added):
             return None
@@ -128,7 +128,7 @@ class SentencePieceEncoder:
     """A `tokenizer.model`, through sentencepiece.
 
     Special and added tokens that are written in a text cut it into segments, and each segment is encoded by itself. So
-    the space that sentencepiece puts before a text comes again behind such a token, unless the configuration says
+    the space that sentencepiece puts before a text comes again after such a token, unless the configuration says
     `legacy: false`.
 
     Attributes:
@@ -207,7 +207,7 @@ class SentencePieceEncoder:
     def _spaceless_processor(self) -> sentencepiece.SentencePieceProcessor:
         """The same model without `add_dummy_prefix` and `remove_extra_whitespaces`.
 
-        Protobuf merges messages that are written one behind another. Field 3 of the model is the specification of the
+        Protobuf merges messages that are written one after another. Field 3 of the model is the specification of the
         normaliser, and its fields 3 and 4 are these two.
         """
         off = bytes([3 << 3 | 2, 4, 3 << 3, 0, 4 << 3, 0])

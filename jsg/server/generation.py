@@ -229,9 +229,10 @@ class Generator:
         config: ServerConfig | None = None,
         observers: Sequence[Observer] = (),
         has_several_keys: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.admission = Admission(
+        self.admission = admission or Admission(
             config or ServerConfig(), capacity=lambda: client.most_requests, has_several_keys=has_several_keys
         )
         self.share, self._next_turn = LoopShare(), NextTurn()

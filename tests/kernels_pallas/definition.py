@@ -57,7 +57,7 @@ def with_room(arrays: cases.Arrays) -> cases.Arrays:
 def _filled(array: Any, *lengths: int, value: int = 0) -> jax.Array:
     widths = [(0, length - old) for length, old in zip(lengths, array.shape, strict=False)]
     widths += [(0, 0)] * (array.ndim - len(lengths))
-    return jnp.asarray(np.pad(np.asarray(array), widths, constant_values=value))
+    return jax.device_put(np.pad(np.asarray(array), widths, constant_values=value))
 
 
 @functools.cache

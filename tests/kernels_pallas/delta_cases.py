@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -86,13 +87,16 @@ class Arrays(NamedTuple):
 
 
 def make(case: Case, *, decay: float = 1.0) -> Arrays:
-    """Random tensors."""
+    """Random tensors, made in NumPy: JAX would compile a program for each operation and shape."""
     rng = np.random.default_rng(len(case.name))
     heads, mixed = case.heads * case.group, 2 * case.keys + case.group * case.values
     total = sum(run.length for run in case.runs) + case.padding
 
+    def drawn(*shape: int, dtype: str = case.dtype) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32).astype(jnp.dtype(dtype))
+
     def normal(*shape: int, dtype: str = case.dtype) -> jnp.ndarray:
-        return jnp.asarray(rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
+        return jax.device_put(drawn(*shape, dtype=dtype))
 
     lens = np.array([run.length for run in case.runs])
     columns = [np.cumsum(lens) - lens, lens, *zip(*(run[1:] for run in case.runs), strict=True)]
@@ -100,13 +104,13 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
 
     def slots(*shape: int, dtype: str) -> jnp.ndarray:
         is_read = np.isin(np.arange(SLOTS), read).reshape(-1, *[1] * len(shape))
-        return jnp.where(is_read, normal(SLOTS, *shape, dtype=dtype), jnp.nan).astype(dtype)
+        return jax.device_put(np.where(is_read, drawn(SLOTS, *shape, dtype=dtype), jnp.dtype(dtype).type(np.nan)))
 
     inputs = slots(4, case.heads, mixed, dtype=case.dtype)
     cache = StateCache(inputs, slots(heads, case.values, case.keys, dtype="float32"))
     weights = DeltaWeights(
-        taps=normal(4, case.heads, mixed) / 2,
-        decay_rate=decay * normal(heads, dtype="float32"),
+        taps=jax.device_put(drawn(4, case.heads, mixed) / jnp.dtype(case.dtype).type(2)),
+        decay_rate=jax.device_put(np.float32(decay) * drawn(heads, dtype="float32")),
         decay_bias=normal(heads, *([case.keys] if case.is_apart else []), dtype="float32"),
         norm=normal(case.values, dtype="float32"),
         eps=EPS,
@@ -114,7 +118,7 @@ def make(case: Case, *, decay: float = 1.0) -> Arrays:
     if not case.has_delta:
         of_heads = (normal(heads, dtype="float32") for _ in range(3))
         weights = ScanWeights(weights.taps, *of_heads, normal(case.heads, mixed), STEPS)
-    pieces, gates = Pieces(*(jnp.asarray(c, jnp.int32) for c in columns)), case.group * case.values
+    pieces, gates = Pieces(*(jax.device_put(np.asarray(c, np.int32)) for c in columns)), case.group * case.values
     joint = normal(total, case.heads, mixed + (0 if case.is_apart else gates))
     raw = normal(total, case.heads, case.group * (1 if case.is_apart or not case.has_delta else 2))
     if not case.is_apart:

@@ -70,7 +70,7 @@ def test_tiles_are_the_definition(case: Case):
 def test_one_token_many_times(count: int, is_apart: bool):
     """Equal keys that are written strongly and hardly fade: products of powers of the matrix would give 1e10."""
     arrays = make(dataclasses.replace(of_one_head(Run(count), Run(0), Run(0), is_apart=is_apart), padding=0))
-    arrays = saying(arrays._replace(joint=jnp.broadcast_to(arrays.joint[:1], arrays.joint.shape)), 4.0, -9.0)
+    arrays = saying(arrays._replace(joint=np.broadcast_to(arrays.joint[:1], arrays.joint.shape)), 4.0, -9.0)
     found, meant = run(arrays), definition(arrays)
     np.testing.assert_allclose(found[0], meant[0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[2][1], meant[2][1], rtol=2e-6, atol=2e-6)
@@ -80,9 +80,9 @@ def saying(arrays: Arrays, strength: np.ndarray | float, decay: np.ndarray | flo
     """With these gates before their activation."""
     if arrays.apart is None:
         gates = np.stack(np.broadcast_arrays(strength, decay, arrays.raw_gates[..., 0])[:2], -1)
-        return arrays._replace(raw_gates=jnp.asarray(gates, jnp.float32))
-    apart = arrays.apart._replace(decay=jnp.broadcast_to(jnp.float32(decay), arrays.apart.decay.shape))
-    return arrays._replace(raw_gates=jnp.broadcast_to(jnp.float32(strength), arrays.raw_gates.shape), apart=apart)
+        return arrays._replace(raw_gates=gates.astype(np.float32))
+    apart = arrays.apart._replace(decay=np.broadcast_to(np.float32(decay), arrays.apart.decay.shape))
+    return arrays._replace(raw_gates=np.broadcast_to(np.float32(strength), arrays.raw_gates.shape), apart=apart)
 
 
 @pytest.mark.parametrize("is_apart", [False, True], ids=["by-head", "by-channel"])
@@ -106,13 +106,14 @@ def test_numbers_of_a_model_in_bfloat16_are_multiplied_in_two_parts(monkeypatch:
     """Of queries, keys and values in bfloat16 states are right to a few of 2 ** -17, whatever decays."""
     arrays = make(of_one_head(Run(TOKENS), Run(0), Run(0), is_apart=True))
     monkeypatch.setitem(delta_tiles.NUM_PARTS, "float32", 1)
-    found = in_tiles.__wrapped__(arrays)[1].states[1]
+    found = np.asarray(jax.jit(lambda a: in_tiles.__wrapped__(a)[1].states[1], compiler_options=QUICKLY)(arrays))
     convolved = reference_delta.convolved
     monkeypatch.setattr(
         reference_delta, "convolved", lambda *given: jax.lax.reduce_precision(convolved(*given), 8, mantissa_bits=7)
     )
     weights = arrays.weights._replace(eps=EPS)
-    meant = reference_delta.gated_delta(*arrays[:2], weights, *arrays[3:])[1].states[1]
+    of_reference = jax.jit(lambda a: reference_delta.gated_delta(*a[:2], weights, *a[3:])[1].states[1])
+    meant = np.asarray(of_reference(arrays))
     error = np.sqrt(np.mean(np.square(found - meant)) / np.mean(np.square(meant)))
     assert 1e-7 < error < 2e-5
 
@@ -123,7 +124,7 @@ def test_nothing_of_a_neighbour_is_multiplied(is_apart: bool):
     arrays = make(of_one_head(Run(3, 3, 3, 9), Run(70, 1, 2, 5), Run(435, 4, 4, 1), is_apart=is_apart))
     own = np.zeros(len(arrays.joint), bool)
     own[3:73] = True
-    joint = jnp.where(own[:, None, None], arrays.joint, jnp.nan)
+    joint = np.where(own[:, None, None], arrays.joint, np.float32(np.nan))
     alone, beside = run(arrays), run(arrays._replace(joint=joint))
     np.testing.assert_array_equal(beside[0][own], alone[0][own])
     np.testing.assert_array_equal(beside[2][2], alone[2][2])

@@ -68,7 +68,8 @@ def product(x: jax.Array, kernel: Quantised) -> np.ndarray:
     factor = kernel.factor if kernel.form.block is None else None
     if kernel.form.scales_columns:
         factor, kernel = kernel.scale, kernel._replace(scale=jnp.ones_like(kernel.scale))
-    restored = (kernel if factor is None else kernel._replace(factor=None)).restored(x.dtype)
+    restored = kernel if factor is None else kernel._replace(factor=None)
+    restored = jax.jit(Quantised.restored, static_argnums=1)(restored, x.dtype)
     sums = np.tensordot(np.asarray(x, np.float64), np.asarray(restored, np.float64), 1)
     return sums if factor is None else sums * np.asarray(factor, np.float64)
 

@@ -97,8 +97,8 @@ def quantised(form: Form, rng: np.random.Generator, depth: int, columns: int) ->
     zeros, scales, factors, steps = (each if each is None else each.repeat(depth // len(each), 0) for each in wide)
     meant = numbers.astype(np.float64) - (0 if zeros is None or steps is not None else zeros)
     meant = meant * scales * (1 if factors is None else factors) - (0 if steps is None else zeros * steps)
-    parts = (None if each is None else jnp.asarray(each) for each in (zero, factor, order, step))
-    made = Quantised(jnp.asarray(stored), jnp.asarray(scale), form, *parts)
+    parts = (None if each is None else jax.device_put(each) for each in (zero, factor, order, step))
+    made = Quantised(jax.device_put(stored), jax.device_put(scale), form, *parts)
     return made, meant if order is None else meant[np.argsort(order)]
 
 
@@ -122,17 +122,23 @@ def products(factors: list[tuple[np.ndarray, Panels]], *dtype: jnp.dtype) -> lis
     return [np.asarray(product) for product in run(factors)]
 
 
-KINDS = [
-    "bfloat16",
-    *(
-        pytest.param(kind, marks=() if kind in ("int8", "int4", "AWQ", "NVFP4", "Q4_K") else pytest.mark.slow)
-        for kind in FORMS
-    ),
-]
+FAST = ("float32", "bfloat16", "int8", "int4", "AWQ", "NVFP4", "Q4_K")
+FAST_IN_OTHERS = ("float32", "bfloat16", "int4", "Q4_K")
+"""With a second kind of register tiles, which are the same for what restores a kernel."""
 
 
-@pytest.mark.parametrize("kind", ["float32", *KINDS])
-@pytest.mark.parametrize("is_long", [True, False], ids=["long registers", "short registers"])
+def mark_of(kind: str, *, is_first: bool) -> list[pytest.MarkDecorator]:
+    return [] if kind in (FAST if is_first else FAST_IN_OTHERS) else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("is_long", "kind"),
+    [
+        pytest.param(is_long, kind, id=f"{name}-{kind}", marks=mark_of(kind, is_first=is_long))
+        for is_long, name in ((True, "long registers"), (False, "short registers"))
+        for kind in ("float32", "bfloat16", *FORMS)
+    ],
+)
 def test_it_is_what_numpy_says(kind: str, is_long: bool, monkeypatch: pytest.MonkeyPatch):
     """With the register tiles of both kinds of processors; a processor computes what it has no registers for slowly."""
     monkeypatch.setattr(library, "has_long_registers", lambda: is_long)
@@ -152,8 +158,14 @@ def assert_near(found: np.ndarray, x: np.ndarray, meant: np.ndarray, shape: tupl
     assert (np.abs(found - exact @ meant) <= bound).all(), shape
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("unit", ["matrix unit", "other registers", "pairs"])
+@pytest.mark.parametrize(
+    ("unit", "kind"),
+    [
+        pytest.param(unit, kind, marks=mark_of(kind, is_first=unit != "pairs"))
+        for unit in ("matrix unit", "other registers", "pairs")
+        for kind in ("bfloat16", *FORMS)
+    ],
+)
 def test_rows_in_bfloat16_are_multiplied_as_numpy_says(kind: str, unit: str, monkeypatch: pytest.MonkeyPatch):
     """Every processor can compute what the matrix unit computes, and does it for few rows."""
     if unit == "matrix unit" and not amx.is_available():

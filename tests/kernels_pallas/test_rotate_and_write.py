@@ -99,8 +99,10 @@ def make(case: Case) -> Arrays:
     """Random tensors; the last token is padding. The pool is full, but for its page 0."""
     rng = np.random.default_rng(len(case.name))
 
-    def normal(*shape: int, scale: float = 1.0, dtype: str = case.dtype) -> jax.Array:
-        return jnp.asarray(scale * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
+    def normal(*shape: int, scale: float = 1.0, dtype: str = case.dtype, clear: int = 0) -> jax.Array:
+        made = (scale * rng.standard_normal(shape, dtype=np.float32)).astype(jnp.dtype(dtype))
+        made[:clear] = 0
+        return jax.device_put(made)
 
     num_pages = 2 + case.tokens // case.page_size
     slots = rng.permutation(np.arange(case.page_size, num_pages * case.page_size))[: case.tokens]
@@ -110,10 +112,10 @@ def make(case: Case) -> Arrays:
     joint = (case.heads // case.kv_heads + 2) * case.head_dim
     return Arrays(
         qkv=normal(case.tokens, case.kv_heads, joint, scale=3),
-        cos=jnp.cos(angle),
-        sin=jnp.sin(angle),
-        slots=jnp.asarray(slots, jnp.int32),
-        cache=tuple(normal(*pool_shape, dtype=case.pool or case.dtype).at[0].set(0) for _ in range(2)),
+        cos=jax.device_put(np.cos(angle)),
+        sin=jax.device_put(np.sin(angle)),
+        slots=jax.device_put(slots.astype(np.int32)),
+        cache=tuple(normal(*pool_shape, dtype=case.pool or case.dtype, clear=1) for _ in range(2)),
         weights=tuple(normal(case.head_dim, dtype=case.weight or case.dtype) for _ in "qk") if case.norms else None,
     )
 

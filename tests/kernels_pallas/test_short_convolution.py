@@ -13,16 +13,17 @@ from jsg.kernels_pallas.inputs import Pieces
 from tests.kernels_pallas.delta_cases import CASES, SLOTS, Case, convolution, make
 
 convolve = jax.jit(ops.short_convolution, static_argnames="has_one_token")
+OF_OTHER_PIECES = [case for case in CASES if case.has_delta and not (case.is_apart and case.dtype == "float32")]
+"""The others have the same pieces and types, and differ in what comes behind the convolution."""
 
 
 @pytest.mark.parametrize("taps", [2, 3, 4])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", OF_OTHER_PIECES, ids=lambda case: case.name)
 def test_it_is_its_definition(case: Case, taps: int):
     """Slots that nobody may read hold NaN, and no slot but the targets changes."""
     arrays = make(case)
-    x, weights, inputs = (
-        a.reshape(*a.shape[:-2], -1) for a in (arrays.joint, arrays.weights.taps[:taps], arrays.cache.inputs[:, :taps])
-    )
+    joint, weights, inputs = (np.asarray(a) for a in (arrays.joint, arrays.weights.taps, arrays.cache.inputs))
+    x, weights, inputs = (a.reshape(*a.shape[:-2], -1) for a in (joint, weights[:taps], inputs[:, :taps]))
     x = x[:, : inputs.shape[-1]]
     meant = convolution(*(np.asarray(a, np.float64) for a in (x, weights, inputs)), arrays.pieces)
     forms = [False, True] if len(x) == len(arrays.pieces.lens) else [False]
@@ -40,22 +41,22 @@ def test_a_sequence_has_the_same_bits_however_it_is_cut(dtype: str):
     """In one shape, also if what is convolved is a product, which XLA would not round where it is not kept."""
     rng, length = np.random.default_rng(0), 24
     x, gate, taps, inputs = (
-        jnp.asarray(rng.standard_normal(shape), dtype)
+        rng.standard_normal(shape).astype(jnp.dtype(dtype))
         for shape in ((length, 32), (length, 32), (3, 32), (SLOTS, 3, 32))
     )
 
     @jax.jit
     def step(x: jax.Array, gate: jax.Array, inputs: jax.Array, pieces: Pieces) -> tuple[jax.Array, jax.Array]:
-        return ops.short_convolution(x * gate, taps, inputs, pieces)
+        return ops.short_convolution(x * gate, jnp.asarray(taps), inputs, pieces)
 
     def run(cuts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         done, left, outs = 0, inputs, []
         for cut in cuts:
-            pieces = Pieces(*(jnp.asarray([n], jnp.int32) for n in (0, cut, 1, 1, done, 0)))
-            out, left = step(*(jnp.roll(a, -done, axis=0) for a in (x, gate)), left, pieces)
-            outs.append(out[:cut])
+            pieces = Pieces(*(np.array([n], np.int32) for n in (0, cut, 1, 1, done, 0)))
+            out, left = step(*(np.roll(a, -done, axis=0) for a in (x, gate)), left, pieces)
+            outs.append(np.asarray(out)[:cut])
             done += cut
-        return np.concatenate(outs), np.asarray(left[1])
+        return np.concatenate(outs), np.asarray(left)[1]
 
     meant = run((length,))
     for cuts in ((1,) * length, (2, 5, 1, 16)):

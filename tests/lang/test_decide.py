@@ -3,7 +3,6 @@
 import json
 import math
 
-import httpx
 import pytest
 
 import jsg as sgl
@@ -129,35 +128,6 @@ def test_a_program_interpreted_and_compiled_decides_as_the_labels_are_scored(eng
     meta = by_select.run(backend=backend).get_meta_info("x")
     assert reports[0]["double"]["probabilities"] == pytest.approx(meta["probabilities"], rel=1e-4)
     assert reports[0]["double"]["label_mass"] == pytest.approx(meta["label_mass"], rel=1e-4)
-
-
-def test_a_program_on_a_server_decides_as_here_interpreted_and_posted(runtime):
-    states = [run(ticket=TICKET, team="billing", backend=runtime) for run in (triage.run, triage.compile().run)]
-    by_hand = {
-        "input": [{"role": "user", "content": TICKET}, {"role": "assistant", "content": "Well."}],
-        "questions": [
-            {"type": "predicate", "instructions": "The customer paid twice."},
-            {"type": "choice", "instructions": "Which team?", "choices": [{"value": team} for team in TEAMS]},
-        ],
-    }
-    for name in ("double", "team", "anger"):
-        one, other = (state.get_meta_info(name) for state in states)
-        assert list(one["probabilities"]) == list(other["probabilities"]), "the server is deterministic"
-        assert one["label_mass"] == other["label_mass"]
-
-    @sgl.function
-    def same(s):
-        s += sgl.user(TICKET) + sgl.assistant("Well.")
-        s += sgl.decide("double", "The customer paid twice.")
-        s += sgl.decide("team", "Which team?", list(TEAMS))
-
-    double, team = httpx.post(f"{runtime.url}/v1/decisions", json=by_hand).json()["answers"]
-    state = same.run(backend=runtime)
-    assert state.get_meta_info("double")["probability"] == pytest.approx(double["probability"], rel=1e-6)
-    assert state.get_meta_info("double")["label_mass"] == pytest.approx(double["label_mass"], rel=1e-6)
-    probabilities = [entry["probability"] for entry in team["probabilities"]]
-    assert state.get_meta_info("team")["probabilities"] == pytest.approx(probabilities, rel=1e-6)
-    assert state["team"] == team["choice"]
 
 
 def test_an_api_that_scores_its_prompt_decides_and_another_one_refuses_by_name():

@@ -1,5 +1,9 @@
-"""Programs on a real server over a real socket: common text is computed once, and ended programs free all."""
+"""Programs on a real server over a real socket: common text is computed once, and ended programs free all.
 
+Whatever needs that server stands here, because each worker that runs such a file starts one, for six CPU seconds.
+"""
+
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +15,7 @@ import jsg as sgl
 from jsg.errors import ContextLengthError, GrammarError, RequestError
 from jsg.lang.http.runtime import Runtime
 from jsg.processing.tokenizer import Tokenizer
+from tests.lang.test_decide import TEAMS, TICKET, triage
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -211,3 +216,56 @@ def test_live_forks_take_no_thread_each(runtime):
     state = program.run(backend=runtime)
     assert len(state["a"]) == 200 and len(set(state["a"])) == 1
     assert threads[0] - before < 20
+
+
+def test_a_program_on_a_server_decides_as_here_interpreted_and_posted(runtime):
+    states = [run(ticket=TICKET, team="billing", backend=runtime) for run in (triage.run, triage.compile().run)]
+    by_hand = {
+        "input": [{"role": "user", "content": TICKET}, {"role": "assistant", "content": "Well."}],
+        "questions": [
+            {"type": "predicate", "instructions": "The customer paid twice."},
+            {"type": "choice", "instructions": "Which team?", "choices": [{"value": team} for team in TEAMS]},
+        ],
+    }
+    for name in ("double", "team", "anger"):
+        one, other = (state.get_meta_info(name) for state in states)
+        assert list(one["probabilities"]) == list(other["probabilities"]), "the server is deterministic"
+        assert one["label_mass"] == other["label_mass"]
+
+    @sgl.function
+    def same(s):
+        s += sgl.user(TICKET) + sgl.assistant("Well.")
+        s += sgl.decide("double", "The customer paid twice.")
+        s += sgl.decide("team", "Which team?", list(TEAMS))
+
+    double, team = httpx.post(f"{runtime.url}/v1/decisions", json=by_hand).json()["answers"]
+    state = same.run(backend=runtime)
+    assert state.get_meta_info("double")["probability"] == pytest.approx(double["probability"], rel=1e-6)
+    assert state.get_meta_info("double")["label_mass"] == pytest.approx(double["label_mass"], rel=1e-6)
+    probabilities = [entry["probability"] for entry in team["probabilities"]]
+    assert state.get_meta_info("team")["probabilities"] == pytest.approx(probabilities, rel=1e-6)
+    assert state["team"] == team["choice"]
+
+
+class TestRunning:
+    def test_it_answers(self, runtime):
+        sampling = {"max_new_tokens": 3, "temperature": 0}
+        answer = runtime.generate("The capital of France is", sampling)
+        assert answer["meta_info"]["completion_tokens"] == 3
+        again = asyncio.run(runtime.async_generate("The capital of France is", sampling))
+        assert again["text"] == answer["text"]
+        assert [a["text"] for a in runtime.generate(["The capital of France is"], sampling)] == [answer["text"]]
+
+    def test_a_prefix_can_be_computed_beforehand(self, runtime):
+        assert runtime.flush_cache() is True
+        runtime.cache_prefix("A prefix of some words")
+        meta = runtime.generate("A prefix of some words and more", {"max_new_tokens": 1})["meta_info"]
+        assert 0 < meta["cached_tokens"] < meta["prompt_tokens"]
+
+    def test_it_says_what_it_is(self, runtime):
+        info = runtime.get_server_info()
+        assert (info["served_model_name"], info["max_total_tokens"]) == ("small", 8192)
+
+    def test_it_is_a_backend(self, runtime):
+        assert runtime.as_backend() is runtime.endpoint is runtime.endpoint.as_backend()
+        assert runtime.endpoint.base_url == runtime.url

@@ -1,6 +1,5 @@
 """`Runtime`: a server of one's own that starts, says why it does not, and never outlives who started it."""
 
-import asyncio
 import re
 import signal
 import socket
@@ -32,30 +31,6 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-class TestRunning:
-    def test_it_answers(self, runtime):
-        sampling = {"max_new_tokens": 3, "temperature": 0}
-        answer = runtime.generate("The capital of France is", sampling)
-        assert answer["meta_info"]["completion_tokens"] == 3
-        again = asyncio.run(runtime.async_generate("The capital of France is", sampling))
-        assert again["text"] == answer["text"]
-        assert [a["text"] for a in runtime.generate(["The capital of France is"], sampling)] == [answer["text"]]
-
-    def test_a_prefix_can_be_computed_beforehand(self, runtime):
-        assert runtime.flush_cache() is True
-        runtime.cache_prefix("A prefix of some words")
-        meta = runtime.generate("A prefix of some words and more", {"max_new_tokens": 1})["meta_info"]
-        assert 0 < meta["cached_tokens"] < meta["prompt_tokens"]
-
-    def test_it_says_what_it_is(self, runtime):
-        info = runtime.get_server_info()
-        assert (info["served_model_name"], info["max_total_tokens"]) == ("small", 8192)
-
-    def test_it_is_a_backend(self, runtime):
-        assert runtime.as_backend() is runtime.endpoint is runtime.endpoint.as_backend()
-        assert runtime.endpoint.base_url == runtime.url
 
 
 def test_the_options_of_jsg_serve():

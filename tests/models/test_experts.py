@@ -39,20 +39,24 @@ def random_block(spec: ExpertsSpec, dtype: jax.typing.DTypeLike) -> SparseFeedFo
     block = SparseFeedForward(spec, "", WIDTH, dtype)
     for index, param in enumerate(jax.tree.leaves(nnx.state(block), is_leaf=lambda leaf: isinstance(leaf, nnx.Param))):
         summed = max([16, *param.shape[-2:-1]])
-        value = jax.random.normal(jax.random.key(index), param.shape) * summed**-0.5
-        param.set_value(value.astype(param.get_value().dtype))
+        value = np.random.default_rng(index).standard_normal(param.shape, np.float32) * np.float32(summed**-0.5)
+        param.set_value(jax.device_put(value.astype(param.get_value().dtype)))
     return block
+
+
+def compiled(block: SparseFeedForward) -> Callable[[np.ndarray], np.ndarray]:
+    """The block, compiled once for each number of tokens."""
+    made = jax.jit(lambda x: block(x))
+    return lambda x: np.asarray(made(x))
 
 
 @pytest.fixture(scope="module")
 def run(block: SparseFeedForward) -> Callable[[np.ndarray], np.ndarray]:
-    """The block, compiled once for each number of tokens."""
-    compiled = jax.jit(lambda x: block(x))
-    return lambda x: np.asarray(compiled(x))
+    return compiled(block)
 
 
 def tokens(count: int) -> np.ndarray:
-    return np.array(jax.random.normal(jax.random.key(99), (count, WIDTH)))
+    return np.random.default_rng(99).standard_normal((count, WIDTH), np.float32)
 
 
 def by_hand(block: SparseFeedForward, x: np.ndarray) -> np.ndarray:
@@ -121,19 +125,19 @@ def test_a_router_with_biases_and_a_shared_block_without_a_gate():
     for row, experts, shares in zip(range(40), chosen, weights, strict=True):
         for expert, share in zip(experts, shares, strict=True):
             expected[row] += share * gated_by_hand(exact[row], *(kernel[expert] for kernel in kernels))
-    np.testing.assert_allclose(np.asarray(block(jnp.asarray(x))), expected, rtol=0, atol=5e-5)
+    np.testing.assert_allclose(compiled(block)(x), expected, rtol=0, atol=5e-5)
 
 
 def test_a_shared_block_as_large_as_an_expert_is_in_their_launches(monkeypatch: pytest.MonkeyPatch):
     """On a GPU, of few tokens. The result is what it is on a CPU."""
     block = random_block(ExpertsSpec(count=EXPERTS, inner=32, router=ROUTER, shared=SHARED, shared_gate="g"), "float32")
-    x, multiply, kinds = jnp.asarray(tokens(8)), grouped_matmul._multiply, []
-    alone = np.asarray(block(x))
+    x, multiply, kinds = tokens(8), grouped_matmul._multiply, []
+    alone = compiled(block)(x)
     monkeypatch.setitem(ops.BEST, "cpu", "triton")
     monkeypatch.setattr(
         grouped_matmul, "_multiply", lambda *args, **how: kinds.append(args[5] is None) or multiply(*args, **how)
     )
-    np.testing.assert_allclose(np.asarray(jax.jit(lambda x: block(x))(x)), alone, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(compiled(block)(x), alone, rtol=0, atol=2e-5)
     assert kinds == [False, False]
 
 
@@ -160,8 +164,8 @@ def test_what_stays_float32_in_a_model_of_bfloat16(monkeypatch: pytest.MonkeyPat
     ]
     assert [block.choice_bias[...].dtype for block in made] == [jnp.float32] * 3
     assert [block.router[...].dtype for block in made] == [jnp.bfloat16, jnp.float32, jnp.float32]
-    x = jnp.asarray(tokens(40)).astype(jnp.bfloat16)
-    results = [np.asarray(block(x).astype(jnp.float32)) for block in made]
+    x = jax.device_put(tokens(40).astype(jnp.bfloat16))
+    results = [np.asarray(block(x), np.float32) for block in made]
     exact = np.asarray(x, np.float64) @ np.asarray(made[1].router[...], np.float64)
     errors = [np.abs(np.asarray(logits, np.float64) - exact).max() for logits in given]
     assert errors[0] > 1e-3 > 1e-5 > errors[1] == errors[2]

@@ -132,5 +132,4 @@ def test_a_step_multiplies_e4m3_and_writes_no_kernel(name: str, step: str, nvdis
     assert all(spills(program.instructions(each, nvdisasm)) == set() for each in set(rounding))
     assert len(program.launches) <= launches
     assert program.temporary_bytes <= megabytes * 10**6
-    itemsize = jnp.bfloat16.dtype.itemsize
-    assert program.temporary_bytes <= extend_bound(of.config, key.num_tokens, itemsize, restored_bytes=0)
+    assert program.temporary_bytes <= extend_bound(of.config, key.num_tokens, jnp.bfloat16.dtype, restored_bytes=0)

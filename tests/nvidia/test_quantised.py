@@ -72,7 +72,7 @@ def test_kernels_in_8_bits_are_never_written_in_a_longer_type(shape: str, step: 
     launches, megabytes = MOST.get((shape, step, quantization)) or MOST[shape, step]
     assert program.temporary_bytes <= megabytes * 10**6
     num_tokens = KEYS[step].num_tokens
-    assert program.temporary_bytes <= extend_bound(of.config, num_tokens, jnp.bfloat16.dtype.itemsize, restored_bytes=0)
+    assert program.temporary_bytes <= extend_bound(of.config, num_tokens, jnp.bfloat16.dtype, restored_bytes=0)
     assert len(program.launches) <= launches
 
 
@@ -88,8 +88,8 @@ def test_kernels_in_4_bits_are_never_written_in_a_longer_type(step: str):
     launches, megabytes = MOST_IN_4_BITS[step]
     assert sum(launch.name.startswith("few_bits_matmul_kernel") for launch in program.launches) == 2 * len(of.kernels)
     assert program.temporary_bytes <= megabytes * 10**6
-    itemsize = jnp.bfloat16.dtype.itemsize
-    assert program.temporary_bytes <= extend_bound(of.config, KEYS[step].num_tokens, itemsize, restored_bytes=0)
+    dtype = jnp.bfloat16.dtype
+    assert program.temporary_bytes <= extend_bound(of.config, KEYS[step].num_tokens, dtype, restored_bytes=0)
     assert len(program.launches) <= launches
 
 

@@ -64,7 +64,7 @@ def max_temporary_bytes(key: BucketKey) -> int:
     """Decode: next to nothing."""
     if key.phase is Phase.DECODE:
         return GREEDY_TEMPORARY_BYTES
-    return extend_bound(llama(2).config, key.num_tokens, jnp.bfloat16.dtype.itemsize)
+    return extend_bound(llama(2).config, key.num_tokens, jnp.bfloat16.dtype)
 
 
 SHAPES = programs.BUCKETS
@@ -288,7 +288,7 @@ def check_decode(name: str, num_tokens: int) -> None:
 def test_extend_of_other_models(name: str):
     program = family(name).programs.program(("forward", BucketKey(Phase.EXTEND, 512, 256)))
     check_forward(program, family(name))
-    assert program.temporary_bytes <= extend_bound(family(name).config, 512, jnp.bfloat16.dtype.itemsize)
+    assert program.temporary_bytes <= extend_bound(family(name).config, 512, jnp.bfloat16.dtype)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_launches_of_linear_attention_with_experts(num_rows: int, launches: int)
     ("name", "num_tokens"),
     [
         pytest.param("linear", 512, id="deterministic"),
-        *(("linear", programs.CHUNK), ("scan", programs.CHUNK), ("decay-by-channel", programs.CHUNK)),
+        *((name, programs.CHUNK) for name in ("linear", "linear-in-float16", "scan", "decay-by-channel")),
         pytest.param("linear-and-experts", programs.CHUNK, marks=pytest.mark.long),
     ],
 )
@@ -343,9 +343,11 @@ def test_prompts_of_linear_attention(name: str, num_tokens: int):
     """Two launches for each layer, and in deterministic mode one. The memory plan knows the temporaries."""
     is_deterministic = num_tokens < programs.CHUNK
     buckets = make_deterministic_buckets(256, 512, 512) if is_deterministic else programs.BUCKETS
-    files = {"linear": QWEN3_5_9B, "linear-and-experts": QWEN3_5_35B_A3B}
+    dtype = jnp.float16.dtype if name == "linear-in-float16" else jnp.bfloat16.dtype
+    files = {"linear": QWEN3_5_9B, "linear-in-float16": QWEN3_5_9B, "linear-and-experts": QWEN3_5_35B_A3B}
     is_whole = name not in files
-    of = family(name) if is_whole else programs.make_model(files[name], buckets=buckets, layers=(0, 1, 2, 3))
+    options = {"buckets": buckets, "layers": (0, 1, 2, 3), "dtype": dtype, "kv_dtype": dtype}
+    of = family(name) if is_whole else programs.make_model(files[name], **options)
     program = of.programs.program(("forward", buckets.extend[-1]))
     if is_whole:  # a chunk has larger arrays than the states, a copy of which the temporaries would show
         assert program.aliased_bytes >= of.donated_bytes
@@ -357,7 +359,7 @@ def test_prompts_of_linear_attention(name: str, num_tokens: int):
     count = sum(bool(shapes) for shapes in of.config.state_shapes)
     in_tiles = {"delta_inverse_kernel": count, "delta_tiles_kernel": count}
     assert names == ({"delta_kernel": count} if is_deterministic else in_tiles)
-    bound = extend_bound(of.config, num_tokens, jnp.bfloat16.dtype.itemsize)
+    bound = extend_bound(of.config, num_tokens, dtype)
     assert (0 if is_deterministic else 2 * bound / 3) <= program.temporary_bytes <= bound
 
 
@@ -378,7 +380,7 @@ def test_a_whole_chunk_keeps_what_the_bound_says(name: str):
     """Copies for experts, the shared expert, or queries are the most in these blocks. Few tokens do not show it."""
     of, tokens = family(name), programs.CHUNK
     program = of.programs.program(("forward", BucketKey(Phase.EXTEND, tokens, 256)))
-    bound = extend_bound(of.config, tokens, jnp.bfloat16.dtype.itemsize)
+    bound = extend_bound(of.config, tokens, jnp.bfloat16.dtype)
     assert 2 * bound / 3 <= program.temporary_bytes <= bound
 
 
@@ -425,7 +427,7 @@ def test_tokens_run_the_experts_that_they_chose(name: str, key: BucketKey):
     check_forward(program, of)
     inner = shape["intermediate_size"]
     assert program.makers_of(key.num_tokens * shape["num_local_experts"] * inner) <= IN_PLACE
-    assert program.temporary_bytes <= extend_bound(of.config, key.num_tokens, jnp.bfloat16.dtype.itemsize)
+    assert program.temporary_bytes <= extend_bound(of.config, key.num_tokens, jnp.bfloat16.dtype)
     shallow = programs.make_model(shape, num_hidden_layers=1, **options).programs.program(("forward", key))
     assert len(program.launches) - len(shallow.launches) <= MAX_LAUNCHES_WITH_EXPERTS[key.phase]
 

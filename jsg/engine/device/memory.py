@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 
 from jsg.config import EngineConfig
 from jsg.engine.device.devices import Device
@@ -172,7 +173,7 @@ def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets
 
 
 def extend_bound(
-    model: ModelSpec, num_tokens: int, itemsize: int, *, restored_bytes: int | None = None, num_devices: int = 1
+    model: ModelSpec, num_tokens: int, dtype: jnp.dtype, *, restored_bytes: int | None = None, num_devices: int = 1
 ) -> int:
     """The most temporaries of a pass over chunks, as programs for NVIDIA cards have them: tests/nvidia compares.
 
@@ -183,37 +184,39 @@ def extend_bound(
     Args:
         model: The shape of the model.
         num_tokens: New tokens of the step.
-        itemsize: Bytes of an activation.
+        dtype: Type of an activation.
         restored_bytes: Bytes of the largest kernel that a step restores; None if kernels are not quantised.
         num_devices: Devices that share the model.
     """
     products = 3 if restored_bytes is None else 4
-    kept = max(_kept_numbers(each, model.hidden_size, products, num_devices) for each in set(model.layers))
-    blocks_bytes = num_tokens * kept * itemsize
-    copied_bytes = copied_head_bytes(model, itemsize) // num_devices
+    mixed = 3 if dtype == jnp.float16 else 2
+    kept = max(_kept_numbers(each, model.hidden_size, products, mixed, num_devices) for each in set(model.layers))
+    blocks_bytes = num_tokens * kept * dtype.itemsize
+    copied_bytes = copied_head_bytes(model, dtype.itemsize) // num_devices
     own = model.layer_inputs
-    inputs_bytes = 0 if own is None else num_tokens * own.count * own.width * itemsize
+    inputs_bytes = 0 if own is None else num_tokens * own.count * own.width * dtype.itemsize
     return blocks_bytes + inputs_bytes + WORKSPACE_BYTES + copied_bytes + (restored_bytes or 0)
 
 
-def _kept_numbers(layer: LayerSpec, width: int, products: int, num_devices: int) -> int:
+def _kept_numbers(layer: LayerSpec, width: int, products: int, mixed: int, num_devices: int) -> int:
     """The numbers of each token that a layer keeps on a device beside the residual stream, at most.
 
-    Experts read copies of the token, which every device has whole; the product in a shared expert may be there beside
-    them. Latent attention keeps the queries as they are made, the part of them that is moved into the space of rows,
-    and that beside the other part. Linear attention keeps projections before and after their convolution, and a row for
-    each head. The gated delta rule has a second one, and outputs before and after their norm, beside the stream and
-    what is normed of it; with decays by channel outputs once, and before them three operands that decayed, in two
-    parts. A selective scan has outputs in float32 before and after their gates.
+    Experts read copies of the token, which every device has whole; the product in a shared expert may be there
+    beside them. Latent attention keeps the queries as they are made, the part of them that is moved into the space
+    of rows, and that beside the other part. Linear attention keeps projections before and after their convolution
+    (`mixed` arrays: one of float16 is two of bfloat16 after it), and a row for each head. The gated delta rule has
+    a second one, and outputs before and after their norm, beside the stream and what is normed of it; with decays
+    by channel outputs once, and before them three operands that decayed, in two parts. A selective scan has outputs
+    in float32 before and after their gates.
     """
     attention, kept = layer.attention, 0
     if isinstance(attention, DeltaSpec):
         keys, values = attention.key_dim, attention.value_dim
         of_head = 2 * 2 * QUERY_TILE + (3 * 2 * keys + values if attention.gate_rank else 3 * values)
-        kept = (2 * attention.mixed + attention.heads * of_head) // num_devices + 4 * width
+        kept = (mixed * attention.mixed + attention.heads * of_head) // num_devices + 4 * width
     if isinstance(attention, MambaSpec):
         of_heads = attention.heads * (5 * attention.value_dim + 2 * QUERY_TILE)
-        kept = (2 * attention.mixed + of_heads) // num_devices
+        kept = (mixed * attention.mixed + of_heads) // num_devices
     if isinstance(attention, LatentSpec):
         of_head = 2 * attention.rank + 2 * attention.rope_dim + attention.plain_dim
         kept = attention.heads * of_head // num_devices
@@ -235,11 +238,11 @@ def copied_head_bytes(model: ModelSpec, itemsize: int) -> int:
 
 
 def largest_step_bound(
-    model: ModelSpec, buckets: Buckets, itemsize: int, *, restored_bytes: int | None = None, num_devices: int = 1
+    model: ModelSpec, buckets: Buckets, dtype: jnp.dtype, *, restored_bytes: int | None = None, num_devices: int = 1
 ) -> int:
     """The most that `largest_step_bytes` finds for an NVIDIA card, without compiling. See `extend_bound`."""
     tokens, rows = buckets.extend[-1].num_tokens, max(key.num_rows for key in buckets.all)
-    extend = extend_bound(model, tokens, itemsize, restored_bytes=restored_bytes, num_devices=num_devices)
+    extend = extend_bound(model, tokens, dtype, restored_bytes=restored_bytes, num_devices=num_devices)
     return 4 * rows * model.vocab_size + max(extend, round(SAMPLED_BYTES * rows * model.vocab_size))
 
 

@@ -29,6 +29,7 @@ HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
 )
 EVENTS_AT_ONCE = 8
+DONE = b"data: [DONE]\n\n"
 COMMENT = b": still here\n\n"  # clients ignore comments in a stream of events
 
 # Python's `splitlines`, which some clients use, ends lines at these characters; the specification of events does not.
@@ -116,7 +117,7 @@ class _EventStream(Response):
         self._request = request
         self._events = events
         self._encode = _encode_named if named else _encode
-        self._ending = b"" if named else b"data: [DONE]\n\n"
+        self._ending = b"" if named else DONE
         self._beat_s = beat_s
         self._turn = turn
         self._has_begun = False
@@ -156,7 +157,7 @@ class _EventStream(Response):
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")
                 error = JsgError(INTERNAL_ERROR)
-            await send_body(b"".join(self._encode(self._failure(error))))
+            await send_body(_failure_event(self._request.scope, error, named=self._encode is _encode_named))
         finally:
             if beating is not None:
                 beating.cancel()
@@ -182,11 +183,18 @@ class _EventStream(Response):
         finally:
             self._is_inside = False
 
-    def _failure(self, error: JsgError) -> Event:
-        body = told_error(self._request.scope, error)
-        # In OpenAI's named events the fields of an error stand at the top.
-        is_nameless = self._encode is _encode_named and "type" not in body
-        return body["error"] | {"type": "error"} if is_nameless else body
+
+def failure_events(scope: Scope, error: JsgError) -> bytes:
+    """The last events of a stream that ends with an error, at a path of `/v1/messages`, or one with nameless events."""
+    named = scope["path"].startswith("/v1/messages")
+    return _failure_event(scope, error, named=named) + (b"" if named else DONE)
+
+
+def _failure_event(scope: Scope, error: JsgError, *, named: bool) -> bytes:
+    body = told_error(scope, error)
+    if named and "type" not in body:  # in OpenAI's named events the fields of an error are at the top
+        body = body["error"] | {"type": "error"}
+    return b"".join((_encode_named if named else _encode)(body))
 
 
 def _encode(event: Event) -> Iterator[bytes]:

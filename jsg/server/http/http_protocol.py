@@ -73,10 +73,12 @@ def http_protocol(
     limits: HttpLimits | None = None,
     is_ending: Callable[[], bool] = lambda: False,
     on_refusal: Callable[[dict[str, Any]], None] = lambda state: None,
+    connection: "Callable[..., HttpConnection] | None" = None,
 ) -> type[asyncio.Protocol]:
     """What `uvicorn.Config(http=...)` takes. The default limits allow only connections for which files are left.
 
     `on_refusal` is called for a refusal that the application does not see, with the ASGI state that a request has.
+    Connections are of the class `connection`.
 
     While `is_ending` gives True, each response ends its connection. A client that keeps connections, and a load
     balancer that only chooses servers for new ones, would otherwise send requests here until the last moment.
@@ -86,7 +88,10 @@ def http_protocol(
         if num_files != resource.RLIM_INFINITY:
             most = min(most, num_files - len(os.listdir("/dev/fd")) - SPARE_FILES)
         limits = HttpLimits(connections=max(1, most))
-    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits, _Idle(), is_ending, on_refusal))
+    return cast(
+        type[asyncio.Protocol],
+        functools.partial(connection or HttpConnection, limits, _Idle(), is_ending, on_refusal),
+    )
 
 
 def allow_more_files() -> None:
@@ -304,7 +309,6 @@ class _Idle:
         return True
 
 
-@final
 class HttpConnection(UvicornConnection):
     """One connection of a client."""
 
@@ -315,9 +319,12 @@ class HttpConnection(UvicornConnection):
         is_ending: Callable[[], bool],
         on_refusal: Callable[[dict[str, Any]], None],
         *args: Any,
+        begin: bytes = b"",
         **kwargs: Any,
     ) -> None:
+        """`begin` is what has been read of the connection already."""
         super().__init__(*args, **kwargs)
+        self._begin = begin
         self.conn = _Parser(limits, is_ending)
         self.app_state = {**self.app_state, "write_piece": self._write_piece}
         self._limits = limits
@@ -341,6 +348,9 @@ class HttpConnection(UvicornConnection):
             return
         self._idle.note(self, is_idle=True)
         self._await(h11.IDLE, self._limits.head_s)
+        if self._begin:
+            begin, self._begin = self._begin, b""
+            self.data_received(begin)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
