@@ -14,8 +14,7 @@ def name_request(scope: Scope) -> None:
     """Puts `request_id` into the state of a request, and into the headers of its response."""
     state = state_of(scope)  # it has a name if the connection has refused the body by now
     state["request_id"] = state.get("request_id") or _given(scope) or fresh_request_id()
-    named = request_id_headers(scope).items()
-    more_headers_of(scope).extend((name.encode(), value.encode()) for name, value in named)
+    more_headers_of(scope).extend([(k.encode(), v.encode()) for k, v in request_id_headers(scope).items()])
 
 
 def more_headers_of(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -28,6 +28,8 @@ class WaitLog:
 
     def on_exchange(self, exchange: Exchange) -> None:
         """Logs a request that waited long, or counts it for the next line."""
+        if exchange.ended_at - exchange.started_at <= LONG_S:
+            return
         waited = exchange.waited
         total_s, has_begun = sum(waited.values()), any(answer.elapsed_s > 0 for answer in exchange.answers)
         if exchange.answers and not has_begun and exchange.begun_at is not None:
