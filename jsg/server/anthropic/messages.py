@@ -122,20 +122,19 @@ async def _events(generation: Generation, blocks: "_Blocks", model_name: str, wr
             if (more := blocks.text_event(delta)) is not None:
                 yield more
                 continue
+            events: list[Event] = []
             if not has_begun:
                 has_begun = True
                 deltas.senders[0] = lambda delta: (more := blocks.text_event(delta)) is not None and write(more)
-                yield {"type": "message_start", "message": _message(answer, model_name)}
-            for event in blocks.think(delta.thoughts):
-                yield event
+                events.append({"type": "message_start", "message": _message(answer, model_name)})
+            events += blocks.think(delta.thoughts)
             for found in delta.parts:
-                for event in blocks.events(found):
-                    yield event
+                events += blocks.events(found)
+            if events:
+                yield events
     ending = _ending(answer, has_calls=answer.has_calls)
-    for event in blocks.end():
-        yield event
-    yield {"type": "message_delta", "delta": ending, "usage": _counts(answer), **constraint_of(answer)}
-    yield {"type": "message_stop"}
+    last = {"type": "message_delta", "delta": ending, "usage": _counts(answer), **constraint_of(answer)}
+    yield [*blocks.end(), last, {"type": "message_stop"}]
 
 
 @final

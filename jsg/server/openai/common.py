@@ -14,7 +14,7 @@ from jsg.errors import RequestError
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.front import Front
 from jsg.server.generation import Generation
-from jsg.server.http.event_stream import Event, EventForm, Write, respond_with_events, until_disconnect, writer_of
+from jsg.server.http.event_stream import EventForm, Events, Write, respond_with_events, until_disconnect, writer_of
 from jsg.server.http.json_pieces import item_pieces, json_pieces, list_pieces
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
@@ -84,7 +84,7 @@ async def respond(
 
 async def _events(
     body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any], write: Write
-) -> AsyncGenerator[Event | bytes]:
+) -> AsyncGenerator[Events]:
     plain = head | ({"usage": None} if body.wants_usage_event else {})
     forms: dict[int, EventForm] = {}  # for the text of each answer that has begun
     with generation.run() as deltas:
@@ -98,8 +98,8 @@ async def _events(
             elif delta.parts:  # thoughts are shown before them
                 form = forms[index] = EventForm({**plain, "choices": [choice.text_piece(EventForm.GAP)]})
                 deltas.senders[index] = functools.partial(_send_text, form, write)
-            for piece in choice.pieces(delta):
-                yield {**plain, "choices": [piece]}
+            if pieces := choice.pieces(delta):
+                yield [{**plain, "choices": [piece]} for piece in pieces]
     if body.wants_usage_event:
         yield {**head, "choices": [], "usage": usage(generation.answers, body.num_answers)}
 

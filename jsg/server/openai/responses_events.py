@@ -46,21 +46,26 @@ async def events_of(
     try:
         with generation.run() as deltas:
             async for _, delta in deltas:
+                events: list[Event] = []
                 if not has_begun:
                     has_begun = True
                     begun = reply.begun()
-                    yield event("response.created", response=begun)
-                    yield event("response.in_progress", response=begun)
+                    events += [event(f"response.{kind}", response=begun) for kind in ("created", "in_progress")]
                 for kind, fields in reply.take(delta):
                     if kind != TEXT or fields["logprobs"]:
-                        yield event(kind, **fields)
+                        events.append(event(kind, **fields))
                         continue
                     if (form := forms.get(fields["item_id"])) is None:
                         gaps = {"type": kind, "sequence_number": EventForm.GAP, **fields, "delta": EventForm.GAP}
                         form = forms[fields["item_id"]] = EventForm(gaps, named=True)
                         deltas.senders[0] = send
+                    if events:
+                        yield events
+                        events = []
                     number += 1
                     yield form.fill(number - 1, fields["delta"])
+                if events:
+                    yield events
         endings = list(reply.end())
         ended = await on_end(reply.ended())
     except JsgError as error:
@@ -70,6 +75,5 @@ async def events_of(
         yield event("error", code=failure["code"] or "server_error", message=failure["message"], param=failure["param"])
         yield event("response.failed", response=reply.failed(failure["message"]))
         return
-    for kind, fields in endings:
-        yield event(kind, **fields)
-    yield event(f"response.{ended['status']}", response=ended)
+    last = [event(kind, **fields) for kind, fields in endings]
+    yield [*last, event(f"response.{ended['status']}", response=ended)]
