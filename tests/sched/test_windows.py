@@ -1,7 +1,6 @@
 """Layers with a window: which cached prefixes can still be used, and what is decided by that."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -122,25 +121,23 @@ class Router:
                 case BlocksCleared():
                     self.blocks.clear()
         expected = [
-            name for root in self._cache.roots for child in root.children.values() for name in self._told(child)
+            name for root in self._cache.roots for child in root.children.values() for name in self._told(child)[0]
         ]
         assert sorted(expected) == sorted(self.blocks)
 
-    def _told(self, node: Node) -> list[int]:
-        """The blocks at and below a node behind or at whose end some prompt can go on."""
-        ending, below = self._recorder._endings[node.serial], []
-        for child in node.children.values():
-            below += self._told(child)
-        start = (ending.depth - node.num_tokens) // self._recorder.block_tokens
-        usable = max((end for end in self._ends(node)), default=0)
-        return [*ending.hashes[: max(min(usable, ending.depth) // self._recorder.block_tokens - start, 0)], *below]
+    def _told(self, node: Node) -> tuple[list[int], list[int]]:
+        """The blocks at and below a node behind or at whose end some prompt can go on.
 
-    def _ends(self, node: Node) -> Iterator[int]:
-        """How much can be used at the end of the node and of all below."""
-        yield self._cache.usable_at(node)
+        The second are the lengths that can be used at its end and at the ends of all below.
+        """
+        ending, below, ends = self._recorder._endings[node.serial], [], [self._cache.usable_at(node)]
         for child in node.children.values():
-            depth = self._recorder._endings[node.serial].depth
-            yield from (end for end in self._ends(child) if end > depth)
+            names, further = self._told(child)
+            below += names
+            ends += (end for end in further if end > ending.depth)
+        start = (ending.depth - node.num_tokens) // self._recorder.block_tokens
+        usable = min(max(ends), ending.depth) // self._recorder.block_tokens
+        return [*ending.hashes[: max(usable - start, 0)], *below], ends
 
 
 @pytest.mark.parametrize("page_size", [1, 2])

@@ -310,10 +310,12 @@ class ToEngine:
 class FromEngine:
     """From the engine: `progress` while it starts, then `ready` or `failure` once, then the outputs of each step.
 
-    Requests may have grammars once it says `takes_grammars`. Before, such a request would hold up all others.
+    Requests may have grammars once it says `takes_grammars`. Before, such a request would hold up all others. `passed`
+    has outputs that the front passes on to workers: see `Passing`.
     """
 
     outputs: Sequence[RequestOutput] = ()
+    passed: Sequence[tuple[str, bytes]] = ()
     refusals: Sequence[Refusal] = ()
     replies: Sequence[Reply] = ()
     progress: Progress | None = None

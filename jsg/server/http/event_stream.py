@@ -128,7 +128,7 @@ class _EventStream(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
         event, number = await anext(self._events), 0
-        self._has_begun, write = True, state_of(self._request.scope).get("write_piece", _write_nothing)
+        self._has_begun, write = True, state_of(self._request.scope).get("write_piece", lambda piece: False)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         beating = None if self._beat_s is None else asyncio.create_task(self._beat(self._beat_s, send_body))
         try:
@@ -186,10 +186,6 @@ def _failure_event(scope: Scope, error: JsgError, *, named: bool) -> bytes:
     if named and "type" not in body:  # in OpenAI's named events the fields of an error are at the top
         body = body["error"] | {"type": "error"}
     return b"".join((_encode_named if named else _encode)(body))
-
-
-def _write_nothing(_: bytes) -> bool:
-    return False
 
 
 def _encode(event: Event) -> Iterator[bytes]:

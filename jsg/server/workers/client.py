@@ -23,7 +23,7 @@ from jsg.engine.child.wire import MessageEncoder
 from jsg.engine.front.streams import Sink, Stream, Streams
 from jsg.server.limits import Admission
 from jsg.server.workers.messages import Asked, Begun, Entry, FromHub, Moved, Report, ToHub
-from jsg.types import Request, altered
+from jsg.types import Request, RequestOutput, altered
 
 ENTRY: ContextVar[int] = ContextVar("jsg_entry")
 """The entry that the requests of a task belong to: `HubAdmission` sets it, and `HubClient.begin` reads it."""
@@ -42,13 +42,20 @@ class HubClient:
     is_alive = True
     is_stalled = False
 
-    def __init__(self, address: str, on_message: Callable[[FromHub], None]) -> None:
-        """Connects. Must run on the event loop that will use the client. `on_message` is shown each message."""
+    def __init__(self, address: str, name: str, on_message: Callable[[FromHub], None]) -> None:
+        """Connects. Must run on the event loop that will use the client.
+
+        Args:
+            address: The hub's.
+            name: What names of requests begin with.
+            on_message: It is shown each message.
+        """
         self._socket = zmq.asyncio.Context().socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.connect(address)
         self._on_message = on_message
-        self._streams = Streams()
+        self._streams = Streams(f"{name}.")
+        self._decode_outputs = msgspec.msgpack.Decoder(list[RequestOutput]).decode
         self._outbox: ToHub | None = None
         self._requests: dict[str, Request] = {}
         self._encoder = MessageEncoder()
@@ -178,11 +185,12 @@ class HubClient:
                 await asyncio.sleep(0)
 
     def _take(self, message: FromHub) -> None:
-        for output in message.outputs:
-            if stream := self._streams.on_wire(output.rid):
-                if output.finish is not None:
-                    self._streams.close(stream)
-                stream.take(output)
+        for each in message.outputs:
+            for output in self._decode_outputs(each) if isinstance(each, bytes) else (each,):
+                if stream := self._streams.on_wire(output.rid):
+                    if output.finish is not None:
+                        self._streams.close(stream)
+                    stream.take(output)
         for name, failure in message.failures:
             if stream := self._streams.on_wire(name):
                 self._streams.close(stream)

@@ -110,11 +110,12 @@ class WorkerConnection(HttpConnection):
         super().connection_lost(exc)
 
     def _write(self, data: bytes) -> None:
-        self._send(data)
-        if not data:
-            return
-        if not self._has_begun:
+        if data and not self._has_begun:
             head = data.partition(b"\r\n\r\n")[0].lower()
             is_stream = b"content-type: text/event-stream" in head and b"transfer-encoding: chunked" in head
             self._has_begun, self._whole = True, self._shared.table.streams(self._path) if is_stream else MIDDLE
-        self._shared.states[self._slot] = MIDDLE if self._num_unsent() else self._whole
+            # Before it is sent: whoever has read it may end this process before the next line runs.
+            self._shared.states[self._slot] = self._whole
+        self._send(data)
+        if data:
+            self._shared.states[self._slot] = MIDDLE if self._num_unsent() else self._whole

@@ -159,7 +159,7 @@ class Guest:
             request = altered(sent.make(), rid=begun.rid)
             take = functools.partial(self._take, begun.name, entry)
             self._ends[begun.name] = _nothing  # a refusal may come before `begin` returns
-            end = self._opened.client.begin(request, begun.owner, take, grammar_turns=entry.turns)
+            end = self._opened.client.begin(request, begun.owner, take, grammar_turns=entry.turns, name=begun.name)
             if begun.name in self._ends:
                 self._ends[begun.name] = functools.partial(_end, end, entry)
         except Exception as error:

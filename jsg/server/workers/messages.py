@@ -125,7 +125,7 @@ class FromHub:
 
     Attributes:
         info: The model, once it is loaded.
-        outputs: Of requests, under the worker's names.
+        outputs: Of requests, under the worker's names; lists of them in msgpack come as the engine has sent them.
         failures: Why requests have ended, by the worker's names.
         compiled: The answers to what was asked.
         wants_report: A report is wanted.
@@ -134,7 +134,7 @@ class FromHub:
     """
 
     info: ModelInfo | None = None
-    outputs: list[RequestOutput] = dataclasses.field(default_factory=list)
+    outputs: list[RequestOutput | bytes] = dataclasses.field(default_factory=list)
     failures: list[tuple[str, Failure]] = dataclasses.field(default_factory=list)
     compiled: list[Compiled] = dataclasses.field(default_factory=list)
     wants_report: bool = False
@@ -148,6 +148,7 @@ class WorkerStart:
 
     Attributes:
         number: Which worker it is, from 1 on; workers that follow one another in a place have one number.
+        name: What the names of its requests begin with: see `Passing`.
         seed: The seed of its requests that give none.
         engine, server: The options.
         tokenizer_dir, model_dir: The directories of the files that it reads.
@@ -158,6 +159,7 @@ class WorkerStart:
     """
 
     number: int
+    name: str
     seed: int
     engine: EngineConfig
     server: ServerConfig

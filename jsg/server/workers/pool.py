@@ -26,6 +26,7 @@ from typing import final
 import numpy as np
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.child.passing import WORKER
 from jsg.errors import EngineDeadError
 from jsg.server.front import Front
 from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE
@@ -87,6 +88,11 @@ class _Place:
         self.channel: socket.socket | None = None
         self._unsent = deque[int]()
         self._slots = deque(range(SLOTS))
+
+    @property
+    def name(self) -> str:
+        """The name of the process that is in the place now."""
+        return f"{WORKER}{self.number}-{self.num_ended}"
 
     @property
     def has_room(self) -> bool:
@@ -175,6 +181,8 @@ class Workers:
     def open(self, front: Front) -> None:
         """The engine is ready, so workers may send requests."""
         self._front = front
+        for engine in front.client.engines:
+            engine.pass_on = self._pass_on
         for place in self._places:
             if place.guest is not None:
                 place.guest.open(front)
@@ -241,6 +249,11 @@ class Workers:
         if self._tasks:
             await asyncio.wait({*self._tasks})
 
+    def _pass_on(self, name: str, outputs: bytes) -> None:
+        for place in self._places:
+            if place.name == name and place.guest is not None:
+                place.guest.post().outputs.append(outputs)
+
     # ---- connections
 
     def _accept(self, listener: socket.socket, http: HttpServer) -> None:
@@ -303,6 +316,7 @@ class Workers:
             )
             start = WorkerStart(
                 number=place.number,
+                name=place.name,
                 seed=self._engine.random_seed + (place.num_ended * len(self._places) + place.number) * 2**32,
                 engine=self._engine,
                 server=self._server,

@@ -42,7 +42,7 @@ async def work(start: WorkerStart) -> None:
         if message.wants_report:
             client.report(Report(telemetry.counted(), telemetry.waits))
 
-    client = HubClient(start.address, take)
+    client = HubClient(start.address, start.name, take)
     table = ConnectionTable(start.table_fd, PATHS)
     shared = WorkerConnections(table, start.number, client.give_back, checked_root_path(server.root_path))
     http = HttpServer(
