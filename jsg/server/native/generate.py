@@ -335,8 +335,9 @@ def _filled(form: EventForm, answer: Answer, new: Answer | AnswerDelta) -> bytes
 
 def _sender(write: Write, form: EventForm | None, answer: Answer, *, is_whole: bool) -> Send:
     def send(delta: AnswerDelta) -> bool:
-        is_like = form is not None and delta.finish is None
-        return is_like and write(_filled(form, answer, answer if is_whole else delta))
+        if form is None or delta.finish is not None:
+            return False
+        return write(_filled(form, answer, answer if is_whole else delta))
 
     return send
 
@@ -366,7 +367,7 @@ async def _events(
             num_shown[index] = num_scores
             if is_due:
                 has_shown_prompt.add(index)
-            event = shown(index) | ({"index": index} if is_list else {})
+            event: Event = shown(index) | ({"index": index} if is_list else {})
             event["meta_info"] |= logprobs[index].shown(with_prompt=is_due)
             forms[index] = form = _form_of(event)
             deltas.senders[index] = _sender(write, form, answer, is_whole=True)
@@ -386,7 +387,7 @@ async def _increments(
             if delta.finish is None and (form := forms.get(index)) is not None:
                 yield _filled(form, generation.answers[index], delta)
                 continue
-            event = shown(index, delta) | ({"index": index} if is_list else {})
+            event: Event = shown(index, delta) | ({"index": index} if is_list else {})
             if delta.finish is not None:
                 event["meta_info"] |= logprobs[index].shown(with_prompt=True)
             forms[index] = form = _form_of(event)
