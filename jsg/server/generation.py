@@ -175,7 +175,7 @@ class Generation:
                 self._show(answer, delta)
             if delta.finish is not None:
                 if delta.finish.type is FinishType.ERROR:
-                    raise delta.finish.to_error()
+                    raise delta.finish.to_error(answer.request.sampling.grammar)
                 self._leave()
                 self._ends.pop(index)()  # the engine knows no stop string
             self._deltas.put(index, delta)
