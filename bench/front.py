@@ -213,20 +213,26 @@ def _percentile_bound(cumulative: dict[float, float], percent: float) -> float:
 # The front with an engine that computes nothing.
 
 
-def measure_null(report: Report, api: str, num_streams: int, rates: tuple[int, ...], seconds: float) -> None:
+def measure_null(
+    report: Report, api: str, num_streams: int, rates: tuple[int, ...], seconds: float, num_processes: int = 1
+) -> None:
     """Offers more and more tokens per second, until events have several tokens each. The front has one core for itself.
 
     The figures are tokens per second of wall time, and tokens per second of the front's own processor time, which other
-    users of the machine change little.
+    users of the machine change little. With several processes (`--front-processes`) all of them share the core, so the
+    second figure says what each of them could do on a core of its own.
     """
     name = f"null engine, {api}, {num_streams} streams"
+    if num_processes > 1:
+        name += f", {num_processes} processes and a hub"
     most = most_single = per_cpu_s = 0.0
     for rate in rates:
         steps_per_s = max(1, rate // num_streams)
         num_tokens = round(steps_per_s * seconds)
         arguments = ["--steps-per-second", str(steps_per_s), "--front-core", str(FRONT_CORE)]
+        arguments += ["--front-processes", str(num_processes)]
         with _on_core(OTHER_CORE), served(arguments, module="bench.null_engine") as server:
-            run, cpu_s = _null_run(server, api, num_streams, num_tokens)
+            run, cpu_s, hub_s = _null_run(server, api, num_streams, num_tokens)
         _check_texts(run, num_tokens)
         per_s, events_per_token = _steady_rate(run)
         report.add(
@@ -235,6 +241,7 @@ def measure_null(report: Report, api: str, num_streams: int, rates: tuple[int, .
             [per_s],
             events_per_token=events_per_token,
             front_cpu_share=cpu_s / run.wall_s,
+            hub_share_of_it=hub_s / cpu_s if num_processes > 1 else None,
             client_cpu_share=run.cpu_s / run.wall_s,
         )
         most, per_cpu_s = max(most, per_s), max(per_cpu_s, num_streams * num_tokens / cpu_s)
@@ -245,13 +252,13 @@ def measure_null(report: Report, api: str, num_streams: int, rates: tuple[int, .
     report.add(f"{name}, for a second of processor time", "tokens", [per_cpu_s])
 
 
-def _null_run(server: Served, api: str, num_streams: int, num_tokens: int) -> tuple[Run, float]:
-    """Runs all streams at once, each with this many tokens. Also returns the front's processor time."""
+def _null_run(server: Served, api: str, num_streams: int, num_tokens: int) -> tuple[Run, float, float]:
+    """Runs all streams at once, each with this many tokens. Also the processor time of the front, and its hub's."""
     target = Target(base_url=server.url, dialect=DIALECTS[api], ask=Ask(model="null", ignore_eos=True))
     shape = Shape(unique_len=8, output_len=num_tokens)
-    before = server.usage()["front"].cpu_s
+    before, hub_before = server.front_cpu_s(), server.usage()["front"].cpu_s
     run = _load(target, shape, Writer(), Plan(concurrency=num_streams, num_requests=num_streams))
-    return run, server.usage()["front"].cpu_s - before
+    return run, server.front_cpu_s() - before, server.usage()["front"].cpu_s - hub_before
 
 
 def _check_texts(run: Run, num_tokens: int) -> None:
@@ -450,6 +457,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--null-rates", type=int, nargs="+", default=NULL_RATES, help="tokens per second to offer in the part null"
     )
+    parser.add_argument(
+        "--null-processes", type=int, nargs="+", default=[1], help="numbers of --front-processes in the part null"
+    )
     parser.add_argument("--null-seconds", type=float, default=8.0, help="how long the part null offers each rate")
     parser.add_argument(
         "--null-apis",
@@ -468,8 +478,8 @@ def main(arguments: list[str]) -> None:
     report = Report("bench.front", arguments, options.output, model="tiny")
     if "null" in parts:
         for api in options.null_apis:
-            for num_streams in options.null_streams:
-                measure_null(report, api, num_streams, tuple(options.null_rates), options.null_seconds)
+            for num_streams, num in itertools.product(options.null_streams, options.null_processes):
+                measure_null(report, api, num_streams, tuple(options.null_rates), options.null_seconds, num)
     if "scrape" in parts:
         measure_scrapes(report, options.scrape_seconds)
     if "tools" in parts:

@@ -1,6 +1,6 @@
 """A server whose engine costs nothing, so that the cost of the front can be measured.
 
-    python -m bench.null_engine --steps-per-second N [--front-core CORE] [--port PORT] [--tokenizer DIR]
+    python -m bench.null_engine --steps-per-second N [--front-core CORE] [--front-processes N] [--port PORT] [...]
 
 Each step gives every request one token. The tokens are words of the embedded tokenizer, each of which becomes text at
 once. The front is the real one.
@@ -120,6 +120,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--front-core", type=int, help="CPU core for the front; the engine runs on others")
     parser.add_argument("--port", type=int, default=0, help="port of the server; default: any free port")
     parser.add_argument("--tokenizer", type=Path, default=None, help="directory of the tokenizer; default: tiny's")
+    parser.add_argument("--front-processes", type=int, default=1, help="processes that answer; above 1 there is a hub")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     engine = EngineConfig(model_path="null", chunked_prefill_size=options.steps_per_second)
@@ -128,7 +129,10 @@ def main(arguments: list[str]) -> None:
         os.sched_setaffinity(0, {options.front_core})  # before a second thread exists
     from jsg.server.run import serve
 
-    server, tokenizer_dir = ServerConfig(port=options.port), options.tokenizer or resolve_model("tiny")
+    server, tokenizer_dir = (
+        ServerConfig(port=options.port, front_processes=options.front_processes),
+        options.tokenizer or resolve_model("tiny"),
+    )
     asyncio.run(serve(engine, server, [child], tokenizer_dir=tokenizer_dir, started_at=started))
 
 

@@ -1,6 +1,6 @@
 """Measures what a few large posts of one key do to everybody else: `/health`, and the chat of another key.
 
-    python -m bench.posts [--only texts,answers,completions,choices,programs,mixed] [--posts 20] [--busy 2]
+    python -m bench.posts [--only texts,answers,...,mixed] [--posts 20] [--busy 2]
 
 The server is a real one of the embedded model, and so many processes beside it do nothing but use a core. Each chat is
 new to the cache, so that it has no better place in the queue than the posts.
@@ -61,14 +61,39 @@ def programs(_: int) -> Post:
     return "/v1/programs", {"graph": json.loads(_branches.compile().to_json())}
 
 
+def long_texts(number: int) -> Post:
+    """A text of 3.5 MB."""
+    return "/tokenize", {"prompt": f"hello {number} " * 400_000}
+
+
+def bodies(_: int) -> Post:
+    """A body of 700 000 numbers."""
+    return "/detokenize", {"tokens": [100] * 700_000}
+
+
+def schemas(number: int) -> Post:
+    """A schema of 1 000 properties, each of which is nested."""
+    shape: dict[str, Any] = {"type": "string"}
+    for depth in range(4):
+        shape = {"type": "object", "properties": {f"p{depth}": shape}}
+    shape = {"type": "object", "properties": {f"n{number}_{index}": shape for index in range(1000)}}
+    return "/generate", {"text": "hello", "sampling_params": SAMPLING | {"json_schema": shape}}
+
+
+def short(number: int) -> Post:
+    """One short answer. With `--posts 1000` this is a burst of connections."""
+    return "/generate", {"text": f"hello {number}", "sampling_params": SAMPLING}
+
+
+SINGLE = (texts, answers, completions, choices, programs, long_texts, bodies, schemas, short)
+
+
 def mixed(number: int) -> Post:
     """One of each in turn."""
-    return (texts, answers, completions, choices, programs)[number % 5](number)
+    return SINGLE[number % len(SINGLE)](number)
 
 
-KINDS: dict[str, Callable[[int], Post]] = {
-    make.__name__: make for make in (texts, answers, completions, choices, programs, mixed)
-}
+KINDS: dict[str, Callable[[int], Post]] = {make.__name__: make for make in (*SINGLE, mixed)}
 
 
 @sgl.function

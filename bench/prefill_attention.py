@@ -1,30 +1,35 @@
-"""Compares attention of one whole prompt: the kernel over pages, and JAX's attention over contiguous arrays.
+"""Compares attention of one chunk of a prompt, in the ways that `ops.paged_attention` may compute it and in JAX's own.
 
-    ragged, pages of 1     `ragged_paged_attention` with one token in each page
-    ragged, pages of 16    the same with sixteen tokens in each page
-    cudnn, xla             `jax.nn.dot_product_attention`, for which keys and values would have to be gathered first
+    triton, triton pages of 16    `ragged_paged_attention`: one token in each page, sixteen
+    cudnn, mosaic                 `chunks.paged_attention`: the chunk's own keys gathered and seen by that kernel, those
+                                  before it by the one of "triton"
+    cudnn alone, xla              `jax.nn.dot_product_attention`, for which nobody gathers keys: by cuDNN if nothing
+                                  precedes the chunk, and by XLA
 
-The engine always runs the first. cuDNN would replace it for prompts without a cached prefix on a device that shows that
-cuDNN is faster there; no device has been measured yet.
+What the engine runs is a table: "chunks" in `jsg/kernels_pallas/tuning`.
 """
 
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.pallas import mosaic_gpu
 
 from bench.clock import sample_until
+from jsg.kernels_pallas import chunks, cudnn_chunks, mosaic_chunks
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
 from jsg.kernels_pallas.tile import QUERY_TILE
 
-ON_GPU = ("ragged, pages of 1", "ragged, pages of 16", "cudnn", "xla")
+OPTIONAL = ("cudnn", "mosaic", "cudnn alone")
+"""The sides that not every machine has."""
+ON_GPU = ("triton", "triton pages of 16", *OPTIONAL, "xla")
 ON_CPU = ("xla",)
-"""The sides that a CPU measures. It could only interpret the kernel, which is too slow except for a test."""
+"""The sides that a CPU measures. It could only interpret the kernels, which is too slow except for a test."""
 QUEUED = 10
 """The number of calls in one sample. It hides the host's cost of a call, as a step does."""
 MAX_SCORES = 2**30
@@ -34,30 +39,37 @@ MAX_ERROR = {"float32": 1e-4, "bfloat16": 3e-2}
 coarser there."""
 
 
-class Prompt(NamedTuple):
-    """Random queries, keys and values of one prompt."""
+class Chunk(NamedTuple):
+    """Random queries of new tokens, and keys and values of cached and of new ones."""
 
     queries: jax.Array
     keys: jax.Array
     values: jax.Array
+
+    @property
+    def cached(self) -> int:
+        """The number of cached tokens."""
+        return len(self.keys) - len(self.queries)
 
 
 def measure(
     num_tokens: int,
     dtype: str,
     *,
+    cached: int = 0,
     heads: int,
     kv_heads: int,
     head_dim: int,
     sides: Sequence[str] | None = None,
     count: int = 20,
-    budget_s: float = 2.0,
+    budget_s: float = 1.0,
 ) -> dict[str, list[float]]:
     """Milliseconds of one layer's attention, by side.
 
     Args:
-        num_tokens: Number of tokens of the prompt; a multiple of 16.
+        num_tokens: Number of tokens of the chunk; a multiple of 16.
         dtype: Type of all arrays.
+        cached: Number of tokens before the chunk; a multiple of 16.
         heads: Number of query heads.
         kv_heads: Number of key-value heads.
         head_dim: Size of each head.
@@ -69,26 +81,27 @@ def measure(
         ArithmeticError: Two sides differ by more than rounding explains. A wrong kernel may be fast too.
     """
     on_cpu = jax.default_backend() == "cpu"
-    shapes = [(num_tokens, each, head_dim) for each in (heads, kv_heads, kv_heads)]
+    lens = (num_tokens, cached + num_tokens, cached + num_tokens)
+    shapes = [(each, of, head_dim) for each, of in zip(lens, (heads, kv_heads, kv_heads), strict=True)]
     keys = jax.random.split(jax.random.key(0), 3)
-    prompt = Prompt(*(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)))
+    chunk = Chunk(*(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)))
     samples: dict[str, list[float]] = {}
     expected = None
     for name in sides or (ON_CPU if on_cpu else ON_GPU):
-        if name == "xla" and heads * num_tokens**2 > MAX_SCORES:
+        if (name == "xla" and heads * num_tokens * lens[1] > MAX_SCORES) or (name == "cudnn alone" and cached):
             continue
-        run = _side(name, prompt, interpret=on_cpu)
         try:
+            run = _side(name, chunk, interpret=on_cpu)
             found = np.asarray(run(), np.float32)
         except (RuntimeError, NotImplementedError, ValueError) as error:
-            if name != "cudnn":
+            if name not in OPTIONAL:
                 raise
-            print(f"without cuDNN: {error}", file=sys.stderr)  # not every machine has it
+            print(f"without {name}: {error}", file=sys.stderr)
             continue
         expected = found if expected is None else expected
         error = np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected)))
         if not error <= MAX_ERROR[dtype]:  # also true for NaN
-            raise ArithmeticError(f"{name!r} differs from the side before it by {error:.2g} at {num_tokens} tokens")
+            raise ArithmeticError(f"{name!r} differs from the first side by {error:.2g} at {num_tokens} tokens")
         samples[name] = [
             sample / QUEUED
             for sample in sample_until(functools.partial(_queue, run), count=count, warm_up=1, budget_s=budget_s)
@@ -102,36 +115,58 @@ def _queue(run: Callable[[], jax.Array]) -> None:
     run().block_until_ready()
 
 
-def _side(name: str, prompt: Prompt, *, interpret: bool) -> Callable[[], jax.Array]:
-    """A function that runs one side's attention of the prompt. Its inputs are already in the form for this side."""
+def _side(name: str, chunk: Chunk, *, interpret: bool) -> Callable[[], jax.Array]:
+    """A function that runs one side's attention of the chunk. Its inputs are already in the form for this side."""
+    page_size = 16 if name.endswith("16") else 1
     match name:
-        case "xla" | "cudnn":
-            return functools.partial(jax.jit(functools.partial(_dense, implementation=name)), *prompt)
+        case "xla":
+            return functools.partial(jax.jit(_by_xla), *chunk)
+        case "cudnn alone":
+            attend = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
+            return functools.partial(jax.jit(attend), *chunk)
+        case "cudnn":
+            attend = functools.partial(_apart, own=cudnn_chunks.attend)
+        case "mosaic":
+            params = mosaic_gpu.InterpretGPUParams() if interpret else False
+            attend = functools.partial(_apart, own=functools.partial(mosaic_chunks.attend, interpret=params))
         case _:
-            page_size = int(name.rpartition(" ")[2])
-            run = jax.jit(functools.partial(_ragged, interpret=interpret))
-            return functools.partial(run, *_in_pages(prompt, page_size))
+            attend = _together
+    run = jax.jit(functools.partial(attend, interpret=interpret))
+    return functools.partial(run, *_in_pages(chunk, page_size))
 
 
-def _dense(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, *, implementation: Literal["xla", "cudnn"]
-) -> jax.Array:
-    return jax.nn.dot_product_attention(queries, keys, values, is_causal=True, implementation=implementation)
+def _by_xla(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    seen = len(keys) - len(queries) + jnp.arange(len(queries))
+    mask = jnp.arange(len(keys))[None, :] <= seen[:, None]
+    return jax.nn.dot_product_attention(queries, keys, values, mask=mask[None], implementation="xla")
 
 
-def _ragged(
+def _together(
     queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs, *, interpret: bool
 ) -> jax.Array:
     scale = queries.shape[-1] ** -0.5
     return ragged_paged_attention(queries, keys, values, inputs, scale=scale, interpret=interpret).out
 
 
-def _in_pages(prompt: Prompt, page_size: int) -> tuple[jax.Array, jax.Array, jax.Array, AttentionInputs]:
+def _apart(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    inputs: AttentionInputs,
+    *,
+    own: chunks.OwnAttention,
+    interpret: bool,
+) -> jax.Array:
+    inputs = inputs._replace(chunks=chunks.list_chunks(inputs, len(queries)))
+    scale = queries.shape[-1] ** -0.5
+    return chunks.paged_attention(queries, keys, values, inputs, own=own, scale=scale, interpret=interpret).out
+
+
+def _in_pages(chunk: Chunk, page_size: int) -> tuple[jax.Array, jax.Array, jax.Array, AttentionInputs]:
     """The queries, pools of shuffled pages, and the arrays that say which tokens see which."""
-    num_tokens = len(prompt.queries)
-    num_pages = num_tokens // page_size
+    num_tokens, num_pages = len(chunk.queries), len(chunk.keys) // page_size
     pages = 1 + np.random.default_rng(0).permutation(num_pages).astype(np.int32)
-    in_order = [x.reshape(num_pages, page_size, *x.shape[1:]) for x in (prompt.keys, prompt.values)]
+    in_order = [x.reshape(num_pages, page_size, *x.shape[1:]) for x in (chunk.keys, chunk.values)]
     pools = [jnp.zeros((num_pages + 1, *x.shape[1:]), x.dtype).at[pages].set(x) for x in in_order]
     starts = np.arange(0, num_tokens, QUERY_TILE, dtype=np.int32)
     nobody = jnp.zeros(1, jnp.int32)
@@ -142,7 +177,7 @@ def _in_pages(prompt: Prompt, page_size: int) -> tuple[jax.Array, jax.Array, jax
         tile_rows=jnp.ones(len(starts), jnp.int32),
         tile_starts=jnp.asarray(starts),
         tile_lens=jnp.asarray(np.minimum(QUERY_TILE, num_tokens - starts)),
-        tile_positions=jnp.asarray(starts),
+        tile_positions=jnp.asarray(chunk.cached + starts),
         num_tiles=jnp.int32(len(starts)),
     )
-    return prompt.queries, pools[0], pools[1], inputs
+    return chunk.queries, pools[0], pools[1], inputs

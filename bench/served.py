@@ -12,6 +12,7 @@ from pathlib import Path
 
 END_LIMIT_S = 60
 ENGINE_MODULE = "jsg.engine.child.process"
+WORKER_MODULE = "jsg.server.workers.process"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -42,15 +43,19 @@ class Served:
 
     Attributes:
         url: Its address.
-        pids: Its process ids by name: `front` and `engine`.
+        pids: Its process ids by name: `front`, `engine`, and those of workers.
     """
 
     url: str
     pids: dict[str, int]
 
     def usage(self) -> dict[str, Usage]:
-        """The usage of both processes."""
+        """The usage of each process."""
         return {name: usage_of(pid) for name, pid in self.pids.items()}
+
+    def front_cpu_s(self) -> float:
+        """The processor time of all processes but the engine."""
+        return sum(usage.cpu_s for name, usage in self.usage().items() if name != "engine")
 
 
 @contextlib.contextmanager
@@ -75,7 +80,9 @@ def served(arguments: Sequence[str], *, module: str = "jsg.cli", log: Path | Non
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         stack.callback(_end, process)
-        yield Served(_address(process), {"front": process.pid, "engine": engine_of(process.pid)})
+        address = _address(process)
+        workers = {f"worker-{number}": pid for number, pid in enumerate(children_of(process.pid, WORKER_MODULE), 1)}
+        yield Served(address, {"front": process.pid, "engine": engine_of(process.pid), **workers})
         process.send_signal(signal.SIGTERM)
         status = process.wait(END_LIMIT_S)
         if status != 0:
@@ -131,15 +138,20 @@ def engine_of(pid: int) -> int:
 
 
 def engines_of(pid: int) -> list[int]:
-    """The engine processes of a front, oldest first. Its other children compile grammars."""
-    engines = []
+    """The engine processes of a front, oldest first."""
+    return children_of(pid, ENGINE_MODULE)
+
+
+def children_of(pid: int, module: str) -> list[int]:
+    """The children of a process that run this module, oldest first."""
+    found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 is_child = int(_read(int(entry), "stat").rpartition(")")[2].split()[1]) == pid
-                if is_child and ENGINE_MODULE in _read(int(entry), "cmdline").split("\0"):
-                    engines.append(int(entry))
-    return sorted(engines)
+                if is_child and module in _read(int(entry), "cmdline").split("\0"):
+                    found.append(int(entry))
+    return sorted(found)
 
 
 def _read(pid: int, name: str) -> str:

@@ -43,7 +43,7 @@ class CacheReport:
         evicted_for: For what.
         evicted_for_own: Whether that was for a prompt of the same namespace; None if it was for no single prompt.
         unusable_tokens: How many more tokens are cached than can be used, because layers with a window have forgotten
-            what is before them, or because no state was kept behind them that recurrent layers need.
+            what is before them, or because no state was kept after them that recurrent layers need.
         why: All this in a word; None if all matchable tokens were found.
     """
 

@@ -23,7 +23,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, override
 
 import jsg
-from jsg.config import LOAD_FORMATS, LOG_FORMAT_HELP, LOG_FORMATS, EngineConfig, ServerConfig, option, value_type
+from jsg.config import (
+    LOAD_FORMATS,
+    LOG_FORMAT_HELP,
+    LOG_FORMATS,
+    EngineConfig,
+    ServerConfig,
+    number_or_auto,
+    option,
+    value_type,
+)
 from jsg.engine.child.log import ServerLog
 from jsg.engine.child.parent import end_with_parent
 from jsg.errors import ConfigError, JsgError, RequestError, check_length
@@ -236,25 +245,17 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
     """Adds an option for each field. An option that is not given is not in the namespace: the field has its default."""
     annotations = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
-        kind, text = value_type(annotations[field.name]), field.metadata["help"]
+        kind, text, choices = value_type(annotations[field.name]), field.metadata["help"], field.metadata["choices"]
+        how: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         if kind is tuple:
-            parser.add_argument(
-                option(field.name), action="append", default=argparse.SUPPRESS, metavar="STR", help=text
-            )
-            continue
-        if kind is bool:
-            parser.add_argument(option(field.name), action="store_true", default=argparse.SUPPRESS, help=text)
-            continue
-        if field.default is not None:
-            text += f" Default: {field.default}."
-        parser.add_argument(
-            option(field.name),
-            type=kind,
-            default=argparse.SUPPRESS,
-            choices=field.metadata["choices"] or None,
-            metavar=None if field.metadata["choices"] else kind.__name__.upper(),
-            help=text,
-        )
+            how |= {"action": "append", "metavar": "STR"}
+        elif kind is bool:
+            how |= {"action": "store_true"}
+        else:
+            text += "" if field.default is None else f" Default: {field.default}."
+            how |= {"type": number_or_auto if kind is int and field.default is None else kind}
+            how |= {"choices": choices} if choices else {"metavar": kind.__name__.upper()}
+        parser.add_argument(*map(option, (field.name, *field.metadata["aliases"])), help=text, **how)
 
 
 def _add_from_elsewhere(options: argparse.Namespace) -> None:

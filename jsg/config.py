@@ -40,8 +40,9 @@ KEY_VARIABLES = {"api_key": "JSG_API_KEY", "admin_api_key": "JSG_ADMIN_API_KEY"}
 """Options whose values are keys → the environment variables that give them to `jsg serve` too."""
 
 
-def _knob(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
+def _knob(default: Any, text: str, choices: tuple[str, ...] = (), aliases: tuple[str, ...] = ()) -> Any:
+    """An option. `aliases` are the names that other servers have for it."""
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "aliases": aliases})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +238,14 @@ class ServerConfig:
         "The number of engines on this machine (data parallelism). Each engine has --tp-size devices and its own KV "
         "pool. On a CPU the engines share the cores.",
     )
+    front_processes: Annotated[int, (1, 64)] | None = _knob(
+        None,
+        "The number of processes that read requests and write answers. Above 1 a further process, the hub, has the "
+        "limits, the engines and what is stored. 'auto' means one for each two engines of --dp-size, as far as there "
+        "are eight cores for each. --api-server-count and --tokenizer-worker-num are other names of this option. "
+        "Default: auto.",
+        aliases=("api_server_count", "tokenizer_worker_num"),
+    )
     host: str = _knob("127.0.0.1", "The address to listen on.")
     port: Annotated[int, (0, 65535)] = _knob(30000, "The port to listen on. With 0 the system chooses one.")
     api_key: tuple[str, ...] = _knob(
@@ -416,6 +425,11 @@ def value_type(hint: Any) -> type:
     if typing.get_origin(hint) is tuple:
         return tuple
     return next(kind for kind in _alternatives(hint) if kind is not types.NoneType)
+
+
+def number_or_auto(text: str) -> int | None:
+    """The value of an option without a fixed default, which `auto` stands for. Raises ValueError for other words."""
+    return None if text == "auto" else int(text)
 
 
 def _parts(hint: Any) -> "tuple[Any, ...] | list[Any]":

@@ -64,7 +64,7 @@ class MediaInput:
 
     @property
     def end(self) -> int:
-        """Index behind its last token."""
+        """Index after its last token."""
         return self.start + len(self.rows)
 
 

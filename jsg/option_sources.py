@@ -131,12 +131,14 @@ def read_options(path: Path) -> dict[str, Any]:
     """
     file = OptionFile.read(f"--config {path.name}", path, "utf-8-sig", "text in UTF-8")
     fields = {field.name: field for config in (EngineConfig, ServerConfig) for field in dataclasses.fields(config)}
+    aliases = {alias: field.name for field in fields.values() for alias in field.metadata["aliases"]}
     hints = _hints(EngineConfig) | _hints(ServerConfig)
     found: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for line, key, node in _entries(file):
         where = f"{file.name}, line {line}: "
         name = key.replace("-", "_")
+        name = aliases.get(name, name)
         if name not in fields:
             known = [option(each).removeprefix("--") for each in fields]
             hint = near_options(key.lstrip("-").replace("_", "-"), known)
@@ -192,6 +194,8 @@ def _value(node: Any, hint: Any, shown: str) -> Any:
     items = [node]
     if kind is tuple and given == "a list":
         items, given = node.value, "a list with something else"
+    if kind is int and node.value == "auto" and type(None) in typing.get_args(hint):
+        return None
     try:
         values = [_scalar(item, str if kind is tuple else kind) for item in items]
     except ValueError:

@@ -8,6 +8,7 @@ only the code that does what it asks for names it, and the typed signatures that
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
@@ -368,7 +369,8 @@ PARAMETERS: tuple[Parameter, ...] = (
 )
 
 
-def named(interface: Interface) -> dict[str, Parameter]:
+@functools.cache
+def named(interface: Interface) -> Mapping[str, Parameter]:
     """The parameters that an interface takes, by their names there."""
     return {name: parameter for parameter in PARAMETERS if (name := parameter.name_in(interface)) is not None}
 

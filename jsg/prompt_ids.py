@@ -136,7 +136,7 @@ class GrowingIds:
 
 
 def join_ids(parts: Sequence[tuple[int, ...] | PromptIds]) -> tuple[int, ...] | PromptIds:
-    """Ids one behind another. They are a tuple if none of them were checked, so a client does without NumPy."""
+    """Ids one after another. They are a tuple if none of them were checked, so a client does without NumPy."""
     if any(isinstance(part, PromptIds) for part in parts):
         return PromptIds.joined(*parts)
     return tuple(itertools.chain.from_iterable(parts))

@@ -52,7 +52,7 @@ class Call:
     def __init__(
         self, kind: str, prompt: str | None, what: Any, items: "Sequence[PromptItem] | Item | None" = None
     ) -> None:
-        """Notes a call. A `prompt` that is None is written when it is read, and so is what is behind an `Item`."""
+        """Notes a call. A `prompt` that is None is written when it is read, and so is what is after an `Item`."""
         self.kind = kind
         self.what = what
         self._prompt = prompt
@@ -92,7 +92,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """An item of a prompt, behind all items before it, which several prompts may share.
+    """An item of a prompt, after all items before it, which several prompts may share.
 
     Attributes:
         item: The item.
@@ -107,7 +107,7 @@ class Item:
 
     @classmethod
     def behind(cls, before: "Item | None", item: PromptItem) -> "Item":
-        """Makes an item behind another one."""
+        """Makes an item after another one."""
         text, ends_in = written(item), before.ends_in if before is not None else ""
         words = len(text.split())
         goes_on = ends_in == "word" and text[:1].strip() != ""  # the word before goes on
@@ -122,7 +122,7 @@ class Item:
 
 
 def _items_to(end: "Item | None", start: "Item | None" = None) -> list[PromptItem]:
-    """Gives the items behind one, up to another one."""
+    """Gives the items after one, up to another one."""
     items = list[PromptItem]()
     while end is not start and end is not None:
         items.append(end.item)
@@ -149,7 +149,7 @@ class ScriptedBackend:
         Args:
             answers: The answers of gens. A text or an exception is the answer of each gen, and a sequence has those of
                 one call after the other. A mapping has them by the end of the prompt, without the markers of turns
-                behind it; the longest end counts, and "" is the end of every prompt. A function, `def` or `async def`,
+                after it; the longest end counts, and "" is the end of every prompt. A function, `def` or `async def`,
                 is given prompt and `Gen`. For branches and batches, whose calls have no order, use one of the latter
                 two. An exception that is an answer is raised. A gen with n > 1 takes n answers.
             choices: The choices of selects and the labels of decisions, in the same way.
@@ -217,7 +217,7 @@ class ScriptedSession:
     """A prompt, which is kept as text."""
 
     def __init__(self, backend: ScriptedBackend, end: Item | None = None):
-        """The prompt goes on behind an item."""
+        """The prompt goes on after an item."""
         self._backend = backend
         self._end = self._fork = end
 
@@ -273,7 +273,7 @@ class ScriptedSession:
         return [ScriptedSession(self._backend, self._end) for _ in range(size)]
 
     async def join(self, branches: "Sequence[ScriptedSession]") -> None:
-        """Appends what each branch has behind the fork."""
+        """Appends what each branch has after the fork."""
         for branch in branches:
             for item in _items_to(branch._end, branch._fork):
                 self._add(item)
@@ -345,7 +345,7 @@ class _Answers:
         ends = cast(Mapping[str, Any], self._script)
         longest, length = max(self._lengths, default=0), 0
         tail = bare = ""
-        while len(bare) < longest:  # the markers of turns behind it may be any number
+        while len(bare) < longest:  # the markers of turns after it may be any number
             length = 2 * length + longest
             tail = call.ends(length)
             bare = _MARKERS.sub("", tail)

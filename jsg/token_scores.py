@@ -4,6 +4,7 @@ A prompt may have half a million of them, and Python's garbage collector looks a
 which nobody gets a token. So those of a prompt stay arrays from the device to the client's JSON.
 """
 
+import abc
 import array
 import dataclasses
 import itertools
@@ -92,21 +93,13 @@ class ScorePart:
         return list(map(TokenLogprob, ints[:, 0].tolist(), logprobs, tops, chosens))
 
 
-@final
-@dataclasses.dataclass(slots=True, eq=False)
-class TokenScores(Sequence[TokenLogprob]):
-    """The scores of a prompt. Whoever asks for some gets objects, which are made anew each time.
+class _Scores(Sequence[TokenLogprob], abc.ABC):
+    """Many scores. Whoever asks for some gets objects, which are made anew each time.
 
     It equals every sequence of the same scores.
-
-    Attributes:
-        parts: One behind the other, none empty.
     """
 
-    parts: list[ScorePart] = dataclasses.field(default_factory=list)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
+    __slots__ = ()
 
     @overload
     def __getitem__(self, index: int) -> TokenLogprob: ...
@@ -116,12 +109,34 @@ class TokenScores(Sequence[TokenLogprob]):
         places = range(len(self))[index]
         if isinstance(places, int):
             return self._between(places, places + 1)[0]
-        if places.step < 0:
-            return self._between(places[-1], places[0] + 1)[:: places.step] if places else []
-        return self._between(places.start, places.stop)[:: places.step]
+        if not places:
+            return []
+        low, high = min(places[0], places[-1]), max(places[0], places[-1]) + 1
+        return self._between(low, high)[:: places.step]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
+
+    @abc.abstractmethod
     def _between(self, start: int, stop: int) -> list[TokenLogprob]:
         """Those from `start` to `stop`, of which only the parts are read that have them."""
+
+
+@final
+@dataclasses.dataclass(slots=True, eq=False)
+class TokenScores(_Scores):
+    """The scores of a prompt.
+
+    Attributes:
+        parts: One after the other, none empty.
+    """
+
+    parts: list[ScorePart] = dataclasses.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def _between(self, start: int, stop: int) -> list[TokenLogprob]:
         found: list[TokenLogprob] = []
         ends = itertools.accumulate(map(len, self.parts))
         for part, end in zip(self.parts, ends, strict=True):
@@ -136,16 +151,10 @@ class TokenScores(Sequence[TokenLogprob]):
             self._between(start, min(start + AT_ONCE, size)) for start in range(0, size, AT_ONCE)
         )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
-
 
 @final
-class GrowingScores(Sequence[TokenLogprob]):
-    """The scores of an answer while it grows. They are packed, because half a million objects take 0.05 s to be freed.
-
-    Whoever asks for some gets objects, which are made anew each time. It equals every sequence of the same scores.
-    """
+class GrowingScores(_Scores):
+    """The scores of an answer while it grows. They are packed: to free half a million objects takes 0.05 s."""
 
     __slots__ = ("_packs", "_rest")
 
@@ -164,21 +173,7 @@ class GrowingScores(Sequence[TokenLogprob]):
     def __len__(self) -> int:
         return PACK * len(self._packs) + len(self._rest)
 
-    @overload
-    def __getitem__(self, index: int) -> TokenLogprob: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[TokenLogprob]: ...
-    def __getitem__(self, index: int | slice) -> TokenLogprob | Sequence[TokenLogprob]:
-        places = range(len(self))[index]
-        if isinstance(places, int):
-            return self._between(places, places + 1)[0]
-        if not places:
-            return []
-        low, high = min(places[0], places[-1]), max(places[0], places[-1]) + 1
-        return self._between(low, high)[:: places.step]
-
     def _between(self, start: int, stop: int) -> list[TokenLogprob]:
-        """Those from `start` to `stop`, of which only the packs are read that have them."""
         first, last = start // PACK, -(-stop // PACK)
         found = list(itertools.chain.from_iterable(map(_unpacked, self._packs[first:last])))
         if last > len(self._packs):
@@ -188,12 +183,6 @@ class GrowingScores(Sequence[TokenLogprob]):
     def __iter__(self) -> Iterator[TokenLogprob]:
         yield from itertools.chain.from_iterable(map(_unpacked, self._packs))
         yield from self._rest
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
-
-    def __hash__(self) -> int:
-        raise TypeError("scores that grow have no hash")
 
 
 def _packed(scored: Iterable[TokenLogprob]) -> "array.array[float]":

@@ -6,11 +6,13 @@ only: `jsg.processing` translates between text and tokens.
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 from jsg.cache_report import CacheReport
 from jsg.errors import FieldName, GrammarError, JsgError, RequestError, is_int, quote, require
@@ -33,6 +35,7 @@ AdditionalProperties = Literal["closed", "open"]
 GRAMMAR_FIELDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 GRAMMAR_OPTIONS = {"whitespace": "fixed", "property_order": "declared", "additional_properties": "closed"}
 """The options of a grammar that has JSON in it, with their defaults."""
+_GRAMMAR_NAMES = frozenset((*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS))
 ANY_OBJECT = {"type": "object"}
 """The schema of any JSON object. SGLang's clients write `SGLANG_ANY_JSON` in its place."""
 SGLANG_ANY_JSON = "$$ANY$$"
@@ -52,6 +55,7 @@ class GrammarSpec:
         property_order: The order of the members of an object: as the schema declares them, or any order ("free").
         additional_properties: Whether an object may have members that are not declared, if its schema declares some and
             says nothing about others. "closed" means no, as most clients expect; "open" means yes, as in JSON Schema.
+        field: The field of a request to blame for what the grammar costs as a whole, where it was made of others.
         key: A digest. Equal grammars have equal keys, and different grammars have different keys.
     """
 
@@ -60,6 +64,7 @@ class GrammarSpec:
     whitespace: Whitespace = "fixed"
     property_order: PropertyOrder = "declared"
     additional_properties: AdditionalProperties = "closed"
+    field: str | None = dataclasses.field(default=None, compare=False)
     key: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +89,8 @@ class GrammarSpec:
             raise GrammarError(
                 f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes of text, but this one has {len(text)}; "
                 "simplify it",
-                param=self.kind,
+                self.kind,
+                self.field,
             )
         options = (getattr(self, name) for name in GRAMMAR_OPTIONS)
         digest = hashlib.sha256("\0".join((self.kind, *options, "")).encode())
@@ -159,8 +165,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, parameter in _SAMPLING.items():
-            given = getattr(self, name)
-            if given is None and parameter.default is None:
+            given, default = getattr(self, name), parameter.default
+            if given is default or (type(given) is type(default) and given == default):
                 continue
             kept = parameter.kind.read(name, given)
             if kept is not given:  # lists, one string and a dict are what people write; tuples are what is kept
@@ -196,8 +202,8 @@ class SamplingParams:
         `additional_properties` beside it. Its value is a text, or the JSON value itself if the text is JSON.
         """
         fields = _with_grammar(fields)
-        known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(set(fields) - known):
+        known = cls.__dataclass_fields__.keys()
+        if unknown := sorted(fields.keys() - known):
             name = unknown[0][:100]
             raise RequestError(f"unknown sampling parameter {name!r}; known are {', '.join(sorted(known))}", param=name)
         values = {name: value for name, value in fields.items() if value is not None}
@@ -206,7 +212,7 @@ class SamplingParams:
 
 def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with `grammar` in place of the names that describe one."""
-    rest = {name: value for name, value in fields.items() if name not in (*GRAMMAR_FIELDS, *GRAMMAR_OPTIONS)}
+    rest = {name: value for name, value in fields.items() if name not in _GRAMMAR_NAMES}
     given: list[GrammarKind] = [name for name in GRAMMAR_FIELDS if fields.get(name) is not None]
     if len(given) + (fields.get("grammar") is not None) > 1:
         raise RequestError(f"only one grammar may be given, but got {' and '.join(given)}; leave one out", given[0])
@@ -257,13 +263,10 @@ class ThoughtLimit:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One sequence to continue.
+class RequestFields:
+    """What a prompt and the requests for its answers have in common.
 
     Attributes:
-        rid: The client's name for the request. No two live requests have the same name.
-        input_ids: The tokens of the prompt, at least one. Any sequence of integers may be given.
-        sampling: Its `n` is 1, since the front makes one request for each answer.
         return_logprob: Report the log-probability of every output token.
         logprob_start_len: Report prompt tokens too, from this index on; -1 for none.
         top_logprobs_num: How many of the most likely tokens to report at each reported position.
@@ -276,13 +279,11 @@ class Request:
         hold: Generate nothing, but keep the prompt in the cache. One output without `finish` says that the prompt is
             cached. The request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
         position_jumps: Pairs of an index and a number. The positions of the token at the index, and of all tokens
-            behind it, are larger by the number. Indices ascend; `len(input_ids)` is that of the first new token.
+            after it, are larger by the number. Indices ascend; `len(input_ids)` is that of the first new token.
         joined: The index at which each branch of a joined prompt begins, and the index at which the last branch ends.
             The tokens before the first branch are common to all branches. A branch sees these and itself, and its
-            positions go on from there (a jump inside a branch ends with it). The tokens behind the branches see all,
+            positions go on from there (a jump inside a branch ends with it). The tokens after the branches see all,
             and their positions go on from the largest position in a branch. Empty for a plain prompt.
-        is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
-            several outputs may come as one: the first comes at once, the later ones at most ten times a second.
         media: Images and videos, in the order of the tokens that they stand for.
         thought_limit: How long the model may think. The grammar of the request allows thoughts then.
         post: What all requests of one post have in common; empty for a request that came alone. Posts take turns, so
@@ -294,9 +295,6 @@ class Request:
             the answer.
     """
 
-    rid: str
-    input_ids: PromptIds
-    sampling: SamplingParams = SamplingParams()
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
@@ -309,12 +307,29 @@ class Request:
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
-    is_streamed: bool = True
     media: tuple[MediaInput, ...] = ()
     thought_limit: ThoughtLimit | None = None
     post: str = ""
     snapshot_at: tuple[int, ...] = ()
     turn_end: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request(RequestFields):
+    """One sequence to continue.
+
+    Attributes:
+        rid: The client's name for the request. No two live requests have the same name.
+        input_ids: The tokens of the prompt, at least one. Any sequence of integers may be given.
+        sampling: Its `n` is 1, since the front makes one request for each answer.
+        is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
+            several outputs may come as one: the first comes at once, the later ones at most ten times a second.
+    """
+
+    rid: str
+    input_ids: PromptIds
+    sampling: SamplingParams = SamplingParams()
+    is_streamed: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", PromptIds.of(self.input_ids))
@@ -322,6 +337,8 @@ class Request:
         for name in ("namespace", "post"):
             require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
         require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
+        if all(map(operator.is_, _PLAIN_OF(self), _PLAIN.values())):
+            return
         _PRIORITY.read("priority", self.priority)
         _TOP_LOGPROBS.read("top_logprobs_num", self.top_logprobs_num)
         num_prompt = len(self.input_ids)
@@ -412,6 +429,15 @@ class Request:
         return self.return_logprob and 0 <= self.logprob_start_len < len(self.input_ids)
 
 
+_PLAIN = {
+    field.name: field.default
+    for field in dataclasses.fields(Request)
+    if field.name not in ("rid", "input_ids", "sampling", "namespace", "post")
+}
+"""What most requests have, and what breaks no rule."""
+_PLAIN_OF = operator.attrgetter(*_PLAIN)
+
+
 class FinishType(enum.StrEnum):
     """Why a request ended."""
 
@@ -484,7 +510,8 @@ class RequestOutput:
         waited: For how long the request has waited for what, if it has waited since the last output.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
-        vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token behind
+        passed_ids: Set in the last output only: the tokens of the outputs that a hub has passed on to a worker unread.
+        vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token after
             the final norm, in float32. The output token beside it means nothing.
     """
 
@@ -500,6 +527,7 @@ class RequestOutput:
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None
     vector: bytes | None = None
+    passed_ids: tuple[int, ...] = ()
 
     @staticmethod
     def join(outputs: "Sequence[RequestOutput]") -> "RequestOutput":
@@ -548,11 +576,20 @@ def expand_answers(sampling: SamplingParams, fresh_seed: int) -> Sequence[Sampli
 
 
 def altered[Record](record: Record, **values: Any) -> Record:
-    """A copy of a record with slots, with other values, which are known to be right.
+    """A copy of a dataclass with other values, which are known to be right.
 
     Nothing is checked again, as `dataclasses.replace` would do: one HTTP request may make a thousand such copies.
     """
     made = object.__new__(type(record))
-    for name in cast(Any, record).__slots__:
-        object.__setattr__(made, name, values[name] if name in values else getattr(record, name))
+    names, values_of = _fields_of(type(record))
+    for name, value in zip(names, values_of(record), strict=True):
+        object.__setattr__(made, name, value)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
     return made
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[Sequence[str], Callable[[object], tuple[Any, ...]]]:
+    names = [field.name for field in dataclasses.fields(kind)]
+    return names, operator.attrgetter(*names)

@@ -1,11 +1,14 @@
 """Options are checked when they are made, and errors have the name that the user typed."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from jsg.cli import command_line
 from jsg.config import EngineConfig, ServerConfig
 from jsg.errors import ConfigError
+from jsg.option_sources import read_options
 
 
 @pytest.mark.parametrize(
@@ -72,3 +75,12 @@ def test_every_help_text_is_whole_sentences(config: type):
 
 def test_an_integer_will_do_for_a_fraction():
     assert EngineConfig(mem_fraction_static=1, context_length=128).mem_fraction_static == 1
+
+
+@pytest.mark.parametrize("name", ["front-processes", "api-server-count", "tokenizer-worker-num"])
+@pytest.mark.parametrize(("given", "value"), [("3", 3), ("auto", None)])
+def test_an_option_has_the_names_of_other_servers_and_auto(tmp_path: Path, name: str, given: str, value: int | None):
+    assert command_line().parse_args(["serve", f"--{name}", given]).front_processes == value
+    file = tmp_path / "options.yaml"
+    file.write_text(f"{name}: {given}\n")
+    assert read_options(file) == {"front_processes": value}

@@ -167,11 +167,11 @@ PARTS: Mapping[str, Entry] = {
         figures=("sampling_rows",),
     ),
     "prefill": Entry(
-        "attention of a whole prompt, against what JAX brings",
-        60,
+        "attention of a chunk: by the Triton kernel, with cuDNN's, with Mosaic's, and what JAX brings",
+        120,
         "bench.device.kernels:prefill",
         ops=("paged_attention",),
-        figures=("prefills",),
+        figures=("chunks", "cached"),
     ),
     "experts": Entry(
         "choice and products of a layer with experts",

@@ -1,6 +1,7 @@
 """The kernels without a model around them: whether their results are right, and how fast attention reads the pool."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -265,17 +266,18 @@ def _groups(rows: int, shared: int) -> PrefixGroups:
 
 
 def prefill(part: Part) -> None:
-    """Compares the kernel for a whole prompt with JAX's own attention."""
+    """Compares the ways to compute attention of a chunk, with cached tokens before it and without."""
     from bench import prefill_attention  # imports Pallas
 
     shape = part.plan.shape
     sizes = {"heads": shape["num_attention_heads"], "kv_heads": shape["num_key_value_heads"]}
-    for length in part.plan.prefills:
+    for length, cached in itertools.product(part.plan.chunks, part.plan.cached):
+        title = f"attention of a chunk, T={length} after {cached}"
 
-        def one(length: int = length) -> None:
-            found = prefill_attention.measure(length, part.plan.dtype, head_dim=shape["head_dim"], **sizes)
-            for name, samples in found.items():
-                facts = {"kind": "attention-prefill", "implementation": name, "length": length}
-                part.add(f"attention of a prompt, T={length}, {name}", "ms", samples, **facts)
+        def one(length: int = length, cached: int = cached, title: str = title) -> None:
+            kinds = {"cached": cached, "head_dim": shape["head_dim"]} | sizes
+            for name, samples in prefill_attention.measure(length, part.plan.dtype, **kinds).items():
+                facts = {"kind": "attention-prefill", "implementation": name, "length": length, "cached": cached}
+                part.add(f"{title}, {name}", "ms", samples, **facts)
 
-        part.attempt(f"attention of a prompt, T={length}", one)
+        part.attempt(title, one)

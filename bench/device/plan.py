@@ -43,6 +43,8 @@ class Plan:
         context: Cached tokens of each of these rows.
         shared_context: Cached tokens that all rows share, where prefixes are read together.
         prefills: Lengths of the prompts.
+        chunks: Lengths of chunks for their attention alone.
+        cached: Numbers of cached tokens before such a chunk.
         attention_batches: Numbers of rows for `paged_decode` alone.
         attention_contexts: Numbers of cached tokens for `paged_decode` alone.
         attention_calls: The most calls of it in one program. At most twice as many programs wait in a queue.
@@ -75,6 +77,8 @@ class Plan:
     context: int
     shared_context: int
     prefills: tuple[int, ...]
+    chunks: tuple[int, ...]
+    cached: tuple[int, ...]
     attention_batches: tuple[int, ...]
     attention_contexts: tuple[int, ...]
     attention_calls: int
@@ -173,6 +177,8 @@ ACCELERATOR = Plan(
     context=1024,
     shared_context=1008,
     prefills=(8192, 4096, 2048, 1024),
+    chunks=(8192, 2048, 512),
+    cached=(0, 8192),
     attention_batches=(32, 64, 128, 256),
     attention_contexts=(1024, 8192, 32_768),
     attention_calls=8,
@@ -204,6 +210,8 @@ CPU = Plan(
     context=256,
     shared_context=240,
     prefills=(256, 1024),
+    chunks=(256, 1024),
+    cached=(0, 256),
     attention_batches=(32,),
     attention_contexts=(256, 1024),
     attention_calls=2,
@@ -234,6 +242,8 @@ TRIAL = Plan(
     context=264,
     shared_context=256,
     prefills=(64,),
+    chunks=(64,),
+    cached=(0, 16),
     attention_batches=(4,),
     attention_contexts=(64,),
     attention_calls=2,

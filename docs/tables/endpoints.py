@@ -17,7 +17,7 @@ from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
 from jsg.server.http.body import Body
 from jsg.server.native.sampling import ACCEPTED_SAMPLING, REFUSED_SAMPLING
-from jsg.types import GRAMMAR_FIELDS, GrammarSpec, SamplingParams
+from jsg.types import GRAMMAR_FIELDS, GRAMMAR_OPTIONS, GrammarSpec, SamplingParams
 
 PATHS = {
     "chat": ("/v1/chat/",),
@@ -260,9 +260,8 @@ def _grammar_rows(text: str) -> Iterator[str]:
     fields = ", ".join(f"`{name}`" for name in GRAMMAR_FIELDS)
     yield f"| {fields} | `null` | One of them. {_cell(re.sub(r'\s+', ' ', text))} |"
     texts = _texts(GrammarSpec)
-    for field in dataclasses.fields(GrammarSpec):
-        if field.init and field.default is not dataclasses.MISSING:
-            yield f"| `{field.name}` | `{json.dumps(field.default)}` | {_cell(texts[field.name])} |"
+    for name, default in GRAMMAR_OPTIONS.items():
+        yield f"| `{name}` | `{json.dumps(default)}` | {_cell(texts[name])} |"
 
 
 def _texts(documented: Any) -> dict[str, str]:

@@ -50,7 +50,8 @@ def _table(actions: Iterable[argparse.Action]) -> str:
     bounds = {option(name): text for config in (EngineConfig, ServerConfig) for name, text in _bounds(config)}
     rows = []
     for action in actions:
-        name = action.option_strings[-1] if action.option_strings else str(action.metavar)
+        longs = (name for name in action.option_strings if name.startswith("--"))
+        name = next(longs, str(action.metavar))
         text = _sentence((action.help or "").replace("%%", "%"))
         rows.append(f"| `{name}` | {cell(_value(action) + bounds.get(name, ''))} | {cell(text)} |")
     return "\n".join([*HEAD, *rows])

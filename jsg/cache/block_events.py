@@ -59,7 +59,7 @@ BlockEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 @dataclasses.dataclass(slots=True)
 class _Ending:
-    """The blocks that end in a node, where the node ends, and up to where its blocks are told, in tokens."""
+    """The blocks that end in a node, where the node ends, and up to where its blocks are reported, in tokens."""
 
     hashes: tuple[int, ...]
     depth: int
@@ -69,8 +69,8 @@ class _Ending:
 class BlockRecorder(TreeObserver):
     """Turns the changes of a tree into events of blocks.
 
-    Where a model has further kinds of state, a block is told as long as a prompt can go on at its end or at some place
-    behind it. What lies behind the last such place of a path is of no use to anybody.
+    Where a model has further kinds of state, a block is reported as long as a prompt can go on at its end or at some
+    place after it. What comes after the last such place of a path is of no use to anybody.
 
     Invariant: `_endings` has an entry for each node of the tree but the roots and those that a clearing removes, by
     serial. No two nodes have a block in common, because children of a node differ in their first page, and so in the
@@ -199,7 +199,7 @@ class BlockRecorder(TreeObserver):
         hashes: list[int] = []
         for start in range(0, len(tokens), self._block_bytes):
             digest = hashlib.blake2b(tokens[start : start + self._block_bytes], digest_size=HASH_BYTES)
-            digest.update(name)  # behind tokens of a fixed length, so no name runs into them
+            digest.update(name)  # after tokens of a fixed length, so no name runs into them
             name = digest.digest()
             hashes.append(int.from_bytes(name, "big"))
         return tuple(hashes)

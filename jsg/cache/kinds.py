@@ -41,7 +41,7 @@ class StateKind(Protocol):
         ...
 
     def num_usable(self, match: PrefixMatch, num_tokens: int) -> int:
-        """The most of the first `num_tokens` of a cached prefix behind which a request can go on."""
+        """The most of the first `num_tokens` of a cached prefix after which a request can go on."""
         ...
 
     @property
@@ -60,6 +60,6 @@ class StateKind(Protocol):
     def observe(self, told: Callable[[np.ndarray, int], None]) -> None:
         """Calls `told` each time that what pages, int32, have of the state is evicted or comes back.
 
-        The second argument is behind how many further pages this decides what can be used.
+        The second argument says for how many further pages this decides what can be used.
         """
         ...

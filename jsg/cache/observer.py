@@ -10,7 +10,7 @@ from jsg.cache.node import Node
 
 
 class TreeObserver(Protocol):
-    """Is told of each change of the tree, by the cache that makes it. It must not change the tree."""
+    """Learns of each change of the tree from the cache that makes it. It must not change the tree."""
 
     def added(self, leaf: Node) -> None:
         """Notes that `leaf` is new, below its parent."""
@@ -94,7 +94,7 @@ class Observers(TreeObserver):
             self._owners[np.frombuffer(node.pages, np.int32)] = owner
 
     def _states_changed(self, pages: np.ndarray, num_behind: int) -> None:
-        """Tells of the nodes of some pages, and of those below whose edges begin within so many pages behind."""
+        """Reports the nodes of some pages, and those below whose edges begin within so many pages after these."""
         if not self._each:
             return
         owners: list[Node | None] = self._owners[pages].tolist()

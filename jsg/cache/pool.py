@@ -21,7 +21,7 @@ class KVPool(NamedTuple):
 
     Attributes:
         layers: For each layer with keys (keys, values), `[P, page_size, K, H]`; on a TPU one array
-            `[P, page_size, 2·K, H]`, in which the key and the value of a head stand side by side. A layer whose values
+            `[P, page_size, 2·K, H]`, in which the key and the value of a head are side by side. A layer whose values
             are the first numbers of its keys has the keys only, and one that reads those of another layer has none.
             Only `kernels_pallas` looks inside.
         states: For each layer with states of requests in place of keys its arrays, by slot. Slot 0 is for padding.

@@ -4,7 +4,7 @@
                                              └───[question B]──▶ ●
 
 Tokens and pages are int32 arrays. The tree knows only whole pages of `page_size` tokens: an edge has whole pages, only
-whole pages match, and the tokens of a prompt behind its last whole page are ignored.
+whole pages match, and the tokens of a prompt after its last whole page are ignored.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class InsertResult:
     Attributes:
         pages: int32, the tree's page numbers along the whole path; those of the caller if the cache is off.
         num_existing: How many leading pages the tree had before. The caller's pages at these places are duplicates if
-            they differ from `pages`; the caller owns them and should free them. The tree owns the pages behind them.
+            they differ from `pages`; the caller owns them and should free them. The tree owns the pages after them.
         node: The node at which the path ends. `RadixCache.lock` takes it.
     """
 
@@ -203,7 +203,7 @@ class RadixCache:
 
         Args:
             lock: A lock of a path.
-            tokens: int32, whole pages behind that path.
+            tokens: int32, whole pages after that path.
             pages: int32, their pages.
             start: How many tokens the path has.
 
@@ -427,7 +427,7 @@ class RadixCache:
         """Why the longest cached prefix of `tokens` ends at `node`, as `match` has just found. Changes nothing.
 
         If pages have several tokens, a page that misses may begin like a cached page. The first difference is the token
-        behind the longest such beginning, although nothing of that page is used.
+        after the longest such beginning, although nothing of that page is used.
         """
         key = self._key(tokens) if self.enabled else b""
         end = sum(len(above.tokens) for above in path_up(node))
@@ -520,7 +520,7 @@ class RadixCache:
         return path
 
     def _split(self, node: Node, num_pages: int) -> Node:
-        """Splits the edge of a node behind so many pages, and returns the new node there."""
+        """Splits the edge of a node after so many pages, and returns the new node there."""
         upper = node.split(num_pages, self.page_size, next(self._serials))
         self.num_nodes += 1
         self._watches.split(upper, node)

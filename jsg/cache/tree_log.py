@@ -1,9 +1,9 @@
 """What has changed in a radix tree since the last look, for somebody who keeps a copy of it.
 
-Which nodes changed is recorded, and not how: a node is told once in a look, as it then is, however often it changed.
-The nodes that were there before come by a walk, some at each look, so no look takes long. Nodes that are told twice, or
-that change behind the walk, do no harm, because the copy takes the last that it was told. When the walk has ended, each
-look makes the copy equal to the tree.
+Which nodes changed is recorded, and not how: a look reports a node once, as it then is, however often it changed. The
+nodes that were there before come by a walk, some at each look, so no look takes long. Nodes that are reported twice, or
+that change after the walk, do no harm, because the copy takes the last report. When the walk has ended, each look makes
+the copy equal to the tree.
 """
 
 import collections
@@ -18,7 +18,7 @@ MAX_CHANGES = 2000
 WALK_NODES = 1000
 """The most nodes of the walk in one look: some milliseconds."""
 SHOWN_TOKENS = 64
-"""The first tokens of an edge, which are told on demand."""
+"""The first tokens of an edge, which are reported on demand."""
 STOP = -1
 """The cursor of who will not look again."""
 
@@ -27,7 +27,7 @@ STOP = -1
 class TreeLog(TreeObserver):
     """Observes a tree while somebody looks. One copy is kept; its keeper has a cursor, the number of its looks.
 
-    Invariant: while the log is on, each node of the tree is told, or in `_changed`, or not above or in `_walk`.
+    Invariant: while the log is on, each node of the tree is reported, or in `_changed`, or not above or in `_walk`.
     """
 
     def __init__(self, cache: RadixCache) -> None:

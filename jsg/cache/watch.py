@@ -248,7 +248,7 @@ class WatchGroup:
         end = self.matched + len(edge)
         index, before, after = self._search(edge, page_size, is_whole=False)
         starts, borders = self._blocks(end)
-        first = bisect.bisect_left(starts, index)  # the block behind the edge
+        first = bisect.bisect_left(starts, index)  # the block after the edge
         reach = [end] * len(starts)
         if first < len(starts):
             reach[first:] = itertools.accumulate([min(after, end), *borders[first + 1 :]], min)
@@ -302,7 +302,7 @@ class WatchGroup:
 
         Args:
             before: Those whose tokens come before those of this group, in the order of their tokens.
-            behind: Those whose tokens come behind, in their order.
+            behind: Those whose tokens come after, in their order.
         """
         for upper, lower in itertools.pairwise((*before, self, *behind)):  # they part at the upper of the two places
             lower._shared[0] = min(upper.matched, lower.matched)
@@ -321,7 +321,7 @@ class WatchGroup:
             other.watches.clear()
 
     def _search(self, tokens: np.ndarray, page_size: int, *, is_whole: bool) -> tuple[int, int, int]:
-        """Where tokens belong, and how many tokens their path has in common with the watches before and behind.
+        """Where tokens belong, and how many tokens their path has in common with the watches before and after.
 
         Args:
             tokens: int32. The whole tokens of a new watch, or those of an edge that begins at this place.

@@ -115,7 +115,7 @@ class WatchIndex:
         return edge.places[index - 1].matched - edge.start if index else 0
 
     def places(self) -> Iterator[Place]:
-        """The places where watches end, behind at least one page."""
+        """The places where watches end, after at least one page."""
         return (place for edge in self._edges.values() for place in edge.places if place.matched)
 
     def change_all(self) -> None:

@@ -2,7 +2,7 @@
 
 A layer with a window sees the last tokens only, so it need not keep what lies further back. The layers of one window
 are a group with numbers and memory of its own. A page of tokens that has keys and values in them has a *part* in the
-group. Tree, rows and requests know pages; what parts these have stands here, and nowhere else on the host.
+group. Tree, rows and requests know pages; what parts these have is known here, and nowhere else on the host.
 """
 
 import itertools
@@ -92,7 +92,7 @@ class WindowGroup:
     def first_needed(self, num_pages: Any) -> Any:
         """The first page of a cached prefix of so many that must have a part, so that the prefix can go on.
 
-        All behind it must, too. It is one number of pages, or an array of them.
+        All after it must, too. It is one number of pages, or an array of them.
         """
         return np.maximum(self.window.first(num_pages * self._page_size), 0) // self._page_size
 

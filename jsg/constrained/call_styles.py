@@ -40,7 +40,7 @@ class XmlMarks:
         name: What comes before and after the name of the tool. Without a mark after it, white space or `<` ends it.
         key: What comes before and after a key.
         value: What comes before and after a value.
-        pad: What the marks have between them and the value, on both sides.
+        pad: What comes between the first mark and the value, and between the value and the second mark.
         gap: What is between two marks.
         end: What follows the last argument.
         says_type: A value's first mark says whether the value is a string, after which nobody has to ask its schema.

@@ -20,23 +20,22 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
     Raises:
         GrammarError: The grammar is wrong, uses something that is not supported, or would cost more than `limits`.
     """
-    check(len(spec.text.encode()), limits.text_bytes, "bytes of text", param=spec.kind)
     try:
+        check(len(spec.text.encode()), limits.text_bytes, "bytes of text")
         grammar = _read(spec, limits.metered())
         if grammar.annotations:
             logger.debug("%s: not enforced: %a", spec.kind, grammar.annotations)
         return build(grammar, limits)
     except GrammarError as error:
-        error.param = error.param or spec.kind
+        if error.param is None:  # no part of the grammar is at fault
+            raise GrammarError(error.message, spec.kind, spec.field) from error
         raise
     except RecursionError:
-        raise GrammarError(
-            f"{spec.kind} must not be nested so deeply that it cannot be read; nest less", param=spec.kind
-        ) from None
+        message = "a grammar must not be nested so deeply that it cannot be read; nest less"
+        raise GrammarError(message, spec.kind, spec.field) from None
     except MemoryError:
-        raise GrammarError(
-            f"{spec.kind} must fit in memory when compiled, but there is too little; simplify it", param=spec.kind
-        ) from None
+        message = "a grammar must fit in memory when compiled, but there is too little; simplify it"
+        raise GrammarError(message, spec.kind, spec.field) from None
 
 
 def annotations(spec: GrammarSpec) -> tuple[str, ...]:

@@ -5,7 +5,7 @@
 
 A place is where texts have been, and tokens link places. A masker that goes where another one has been follows links,
 which takes one dictionary lookup a token. The links are only a memo. When they take too much memory, all of them are
-cut, and the places that no masker stands on are forgotten with the frames that only they used. A place that a masker
+cut, and the places at which no masker is are forgotten with the frames that only they used. A place that a masker
 holds stays the same object.
 """
 
@@ -40,7 +40,7 @@ class Place:
 
     Attributes:
         config: The configuration; None where the text has ended.
-        next: The places that were met behind this one, by the token that leads there.
+        next: The places that were met after this one, by the token that leads there.
         mask: Which tokens may come next, once known.
         forced: The bytes that must come next, once known.
         is_complete: Whether the text may end here.
@@ -321,7 +321,7 @@ class GrammarMasker:
         return self._place.is_complete and not self.grammar.can_continue(self._place, self._charged())
 
     def fork(self) -> "GrammarMasker":
-        """Another masker that stands where this one does, with the same tokens to take back."""
+        """Another masker at the place of this one, with the same tokens to take back."""
         other = GrammarMasker(self.grammar)
         other._place = self._place
         other._num_committed, other._passed = self._num_committed, self._passed.copy()

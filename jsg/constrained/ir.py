@@ -6,9 +6,9 @@
     choices ────┤
     tags ───────┘
 
-Expressions are immutable. An expression that stands in two places may be one object. The builder knows every kind of
+Expressions are immutable. An expression that is in two places may be one object. The builder knows every kind of
 expression but `Chars`: the front end that made a set of characters lowers it to bytes, because the bytes of a character
-depend on where it stands (in plain text, or inside a JSON string).
+depend on where it is (in plain text, or inside a JSON string).
 
 `EMPTY` matches the empty text only, and `NEVER` matches nothing at all.
 """
@@ -164,7 +164,7 @@ class Grammar:
     """Rules by name, and the one that a whole text must match.
 
     A rule that is called from several places is built once, and masks found inside it serve all of them. So an
-    expression that stands in many places (a JSON string, a JSON value) should be a rule.
+    expression that is in many places (a JSON string, a JSON value) should be a rule.
 
     Attributes:
         start: Name of the rule of the whole text.
@@ -229,7 +229,7 @@ def literal(text: str | bytes) -> Expr:
 
 
 def parts_of(expr: Expr) -> Iterable[Expr]:
-    """The expressions that stand directly in this one."""
+    """The expressions that are directly in this one."""
     match expr:
         case Seq(parts) | Alt(parts):
             return parts

@@ -109,7 +109,7 @@ class Kernels:
         return struct.pack(f"<{WORDS * len(words)}q", *itertools.chain.from_iterable(words))
 
     def __call__(self, kernel: Callable[..., Any], t: Any, m: Any, *operands: Any) -> int:
-        """The result of a kernel for an int and arrays, behind the records that it takes; 0 if it has none.
+        """The result of a kernel for an int and arrays, after the records that it takes; 0 if it has none.
 
         The caller sees to it that the arrays have the types of the annotations and are C-contiguous.
         """

@@ -25,7 +25,7 @@ class Limits:
         text_bytes: Bytes of the grammar as the client wrote it.
         nesting: Depth of parentheses, schemas or rules inside one another.
         choices: Values of one enum, or choices.
-        positions: Places in the expanded grammar where a byte may stand; the size of the tables grows with them. Also
+        positions: Places in the expanded grammar where a byte may be; the size of the tables grows with them. Also
             the edges of all its automata: an edge takes as long as a place, although several may share one.
         transitions: Pairs of positions that may follow one another, where they are written out one by one.
         char_states: States of one automaton over characters, which is built completely to combine patterns.

@@ -53,7 +53,7 @@ class _ArrayModel(models.StructModel):
 
 
 def _indexed(array: Any, index: Any) -> tuple[Any, Any] | None:
-    """The types of an index and of what stands there; None if the array is another one."""
+    """The types of an index and of what is there; None if the array is another one."""
     if not isinstance(array, Array):
         return None
     if isinstance(index, types.BaseTuple):
@@ -192,7 +192,7 @@ class _OperandModel(models.StructModel):
 
 @unbox(Operand)
 def _unbox_operand(kind: Operand, value: Any, c: Any) -> Any:
-    # Numba's function writes the lengths of all axes in a row, behind which it writes their strides.
+    # Numba's function writes the lengths of all axes in a row, after which it writes their strides.
     array = c.context.make_array(types.Array(types.uint8, 2, "C"))(c.context, c.builder)
     failed = c.pyapi.numba_array_adaptor(value, c.builder.bitcast(array._getpointer(), c.pyapi.voidptr))
     operand = c.context.make_helper(c.builder, kind)

@@ -42,7 +42,7 @@ class GrammarReport:
 
     Attributes:
         compile_ms: Wall time of compiling, in milliseconds.
-        num_positions: Places where a byte or a rule may stand; the size of the tables grows with them.
+        num_positions: Places where a byte or a rule may be; the size of the tables grows with them.
         num_rules, num_loops: Rules, and repetitions that are counted while a text is read.
         num_bytes: Bytes of the tables.
         forced: The bytes that every text begins with.

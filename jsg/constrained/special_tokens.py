@@ -1,6 +1,6 @@
 """The spelling of special tokens in a grammar over bytes.
 
-A special token must never stand where text is expected, however free the text is. But some models begin a call of a
+A special token must never come where text is expected, however free the text is. But some models begin a call of a
 tool with one. So a special token is spelled between two bytes that UTF-8 never has. Then only a grammar that names the
 token allows it, no text token can take its place, and nothing else in a grammar matches a part of it.
 """

@@ -1,13 +1,13 @@
 """A compiled grammar as flat arrays. They hold nothing of a vocabulary, and another process can receive them as bytes.
 
-    position   a place where a byte may stand, where a rule is called or where a loop stands, or the END of a level
+    position   a place where a byte may be, where a rule is called or where a loop is, or the END of a level
     link       a position that stands for those of its follow list, which many lists share; states have none
     list       positions that may come next; every position has one (its follow list), every rule one (its first list)
     loop       a repeat or a bag that is counted while a text is read; each of its branches has a first list
     class      bytes that no position tells apart
 
 A level is a rule, a branch of a loop, or the separator of a loop. Reading a level ends in its END position, one for
-each. Position 0 stands nowhere in a text.
+each. Position 0 is nowhere in a text.
 """
 
 import math
@@ -25,7 +25,7 @@ KIND, ARGUMENT, SET, FOLLOW = range(4)
 """Columns of `positions`. ARGUMENT: first list of the rule, the loop, or the branch that ends. SET: row of `sets`."""
 
 MIN, MAX, REQUIRED, NUM_REQUIRED, BRANCHES, BRANCHES_END, SEPARATOR, SEPARATOR_KIND, ONCE, FIRST_END = range(10)
-"""Columns of `loops`. REQUIRED: bits of items that must stand in it. ONCE: all bits where no item may be repeated, else
+"""Columns of `loops`. REQUIRED: bits of items that must be in it. ONCE: all bits where no item may be repeated, else
 0, because then another item may always come. SEPARATOR: its first list, -1 for none. FIRST_END: the END of the first
 branch; those of the other branches follow it, and then that of the separator."""
 

@@ -59,14 +59,14 @@ class PatternTables(NamedTuple):
     """The position automaton of a set of patterns, as arrays of 32-bit integers in the order of bytes of the machine.
 
     Attributes:
-        bounds: The sets of characters, one behind the other: where each range begins, and the character behind it.
+        bounds: The sets of characters, one after the other: where each range begins, and the character after it.
         bounds_start: Where each set begins in `bounds`, and the end of the last.
         label: For each position its set. Position 0 is the end of a match.
-        follow: The positions that may come next, of one position behind those of the other.
+        follow: The positions that may come next, of one position after those of the other.
         follow_start: Where those of each position begin in `follow`, and the end of the last.
         starts: For "stop_regex" the positions that a match may begin with anywhere, and those that it may only begin
             with where the text begins. For "matches" those of each pattern.
-        pattern_end: For each pattern the position behind its last one. The next pattern has the positions from there.
+        pattern_end: For each pattern the position after its last one. The next pattern has the positions from there.
     """
 
     bounds: bytes
@@ -169,7 +169,7 @@ def _refused(kind: PatternUse, pattern: str, why: str) -> GrammarError:
 
 
 class State:
-    """Positions at which the next character may stand. Those of matches that began earlier come first.
+    """Positions at which the next character may be. Those of matches that began earlier come first.
 
     Attributes:
         moves: That of each class of characters. A class is a bit for each set that has the character.
@@ -216,7 +216,7 @@ class PatternAutomaton:
         self._num_bytes = 0
 
     def start(self, index: int) -> State:
-        """The state before a text, with the positions of one of `tables.starts`, behind those of `begin`."""
+        """The state before a text, with the positions of one of `tables.starts`, after those of `begin`."""
         return self._state((*self._begin, *_numbers(self._starts[index])))
 
     def move(self, state: State, char: str) -> Move:

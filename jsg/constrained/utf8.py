@@ -51,7 +51,7 @@ def utf8(ranges: CharRanges) -> Expr:
         return literal(chr(ranges[0][0]))
     ascii_part = _clip(ranges, 0, 0x7F)
     options: list[Expr] = [_byte_set(ascii_part, 0)] if ascii_part else []
-    # complete[n]: beginnings after which any n continuation bytes may stand. They share these bytes, so that the set of
+    # complete[n]: beginnings after which any n continuation bytes may come. They share these bytes, so that the set of
     # all characters takes 14 positions and not 24.
     complete: list[list[Expr]] = [[], [], [], []]
     for length, (low, high, lead) in enumerate(_BLOCKS, 2):
@@ -100,7 +100,7 @@ def _tails(
 
 
 def by_rest(values: CharRanges, size: int) -> dict[CharRanges, CharRanges]:
-    """The quotients of the values by `size`, grouped by the set of remainders that may stand with them."""
+    """The quotients of the values by `size`, grouped by the set of remainders that may be with them."""
     spans: list[tuple[int, int, tuple[int, int]]] = []  # first and last quotient, and an interval of remainders
     for low, high in values:
         (first, start), (final, end) = divmod(low, size), divmod(high, size)

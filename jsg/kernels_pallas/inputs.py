@@ -94,6 +94,24 @@ class PrefixGroups(NamedTuple):
     members: Int[Array, "U members"]
 
 
+class Chunks(NamedTuple):
+    """Chunks of prompts that an implementation may compute in another way: see `chunks.py`.
+
+    Attributes:
+        rows: Request row.
+        starts: The first packed token.
+        lens: Tokens; 0 if there is no such chunk.
+        positions: Position of the first token in its sequence.
+        places: Where its own keys begin among those of all chunks, side by side.
+    """
+
+    rows: Int[Array, " M"]
+    starts: Int[Array, " M"]
+    lens: Int[Array, " M"]
+    positions: Int[Array, " M"]
+    places: Int[Array, " M"]
+
+
 class AttentionInputs(NamedTuple):
     """The place of each packed query token in its own request.
 
@@ -113,6 +131,7 @@ class AttentionInputs(NamedTuple):
         groups: Shared prefixes of singles; None if the step has no room for them.
         num_short_tiles: The number of leading tiles with at most `SHORT_TILE` tokens each, which may be computed in
             another way. It is a hint, and 0 in deterministic mode.
+        chunks: Long chunks, if an implementation takes them in another way; else, and in deterministic mode, None.
     """
 
     page_table: Int[Array, "R C"]
@@ -125,6 +144,7 @@ class AttentionInputs(NamedTuple):
     num_tiles: Int[Array, ""]
     groups: PrefixGroups | None = None
     num_short_tiles: Int[Array, ""] | int = 0
+    chunks: Chunks | None = None
 
     @property
     def num_tokens(self) -> Int[Array, ""]:

@@ -30,6 +30,7 @@ from jsg.kernels_pallas.falling_back import falling_back, refusals  # noqa: F401
 from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
+    Chunks,
     DeltaWeights,
     Fp8Kernel,
     Fp8Rows,
@@ -182,6 +183,18 @@ def paged_attention(
     keys, values = reference_write.keys_and_values(cache)
     out = reference.paged_attention(queries, keys, values, inputs, **how)
     return jnp.asarray(out, queries.dtype)
+
+
+def chunks_of(inputs: AttentionInputs, num_tokens: int) -> Chunks | None:
+    """The chunks of a step that `paged_attention` takes apart, for `AttentionInputs.chunks`; None if it takes none.
+
+    Results then depend on how a prompt is cut, in their last bits.
+    """
+    if best_implementation() != "triton":
+        return None
+    from jsg.kernels_pallas import chunks
+
+    return chunks.list_chunks(inputs, num_tokens) if chunks.chosen(num_tokens) else None
 
 
 def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:

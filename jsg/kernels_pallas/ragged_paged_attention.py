@@ -23,7 +23,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas import attention_block
-from jsg.kernels_pallas.attention_block import Attended, Ref
+from jsg.kernels_pallas.attention_block import Attended, Ref, Softmax
 from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import attention_sizes, fitting
@@ -66,6 +66,20 @@ class Items(NamedTuple):
     num_tokens: Int[Array, " 1"]
 
 
+class Own(NamedTuple):
+    """Attention of some tokens to the keys of their own chunks, computed before.
+
+    Attributes:
+        out: Results; those of other tokens mean nothing.
+        lse: See `Attended`.
+        before: The number of keys before the chunk of each of these tokens; for others more than there are.
+    """
+
+    out: Float[Array, "T N H"]
+    lse: Float[Array, "T N"]
+    before: Int[Array, " T"]
+
+
 class Block(NamedTuple):
     """The rows of a query block, each of which is one query head of the kv head of one packed token.
 
@@ -92,6 +106,7 @@ def ragged_paged_attention(
     sinks: Float[Array, " N"] | None = None,
     value_dim: int | None = None,
     sizes: Sizes | None = None,
+    own: Own | None = None,
     interpret: bool = False,
 ) -> Attended:
     """Attention of the singles and the query tiles of a step, zeros for padding tokens: one launch.
@@ -111,6 +126,7 @@ def ragged_paged_attention(
         sinks: See above.
         value_dim: See `ops.latent_attention`; None for values in an array of their own.
         sizes: How to cut the work; None for the best sizes on this device.
+        own: What tokens of tiles have seen already, so that only the keys before that are read; None for nothing.
         interpret: Run slowly on a CPU instead of compiling for a GPU.
 
     Raises:
@@ -135,11 +151,19 @@ def ragged_paged_attention(
     of_group = tuple(pl.BlockSpec((None, group), lambda head, _: (head, 0)) for _ in given)
     num_warps = sizes.num_warps if value_dim else attention_block.warps_for(sizes.num_warps, head_dim)
     block_k = attention_block.keys_in_block(sizes.block_k, queries, keys, value_dim)
+    of_lse = pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))
+    done, of_done = (), ()
+    if own is not None:
+        shape = (num_tokens, blocks, group)
+        done, of_done = (
+            (own.out.reshape(*shape, head_dim), own.lse.reshape(shape), own.before),
+            (of_head, of_lse, whole),
+        )
     out, lse = pl.pallas_call(
         functools.partial(_kernel, scoring=Scoring(scale, window, softcap), block_q=block_q, block_k=block_k),
         grid=(blocks, len(items.lens)),
-        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, of_pools, of_group],
-        out_specs=[of_out, pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))],
+        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, of_pools, of_group, of_done],
+        out_specs=[of_out, of_lse],
         out_shape=[
             jax.ShapeDtypeStruct((num_tokens, blocks, group, value_dim or head_dim), queries.dtype),
             jax.ShapeDtypeStruct((num_tokens, blocks, group), jnp.float32),
@@ -147,7 +171,7 @@ def ragged_paged_attention(
         compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=sizes.num_stages),
         interpret=interpret,
         name="ragged_paged_attention",
-    )(items, inputs.page_table, queries.reshape(num_tokens, blocks, group, head_dim), pools, given)
+    )(items, inputs.page_table, queries.reshape(num_tokens, blocks, group, head_dim), pools, given, done)
     return Attended(out.reshape(num_tokens, heads, -1), lse.reshape(num_tokens, heads))
 
 
@@ -202,6 +226,7 @@ def _kernel(
     queries: Ref,
     pools: tuple[Ref, ...],
     sinks: tuple[Ref, ...],
+    own: tuple[Ref, ...],
     out: Ref,
     lse: Ref,
     *,
@@ -210,6 +235,8 @@ def _kernel(
     block_k: int,
 ) -> None:
     """All query heads of one kv head, or a part of them, of one item: see `Items`, whose fields are references here.
+
+    So are those of `own`, if it is given: see `Own`.
 
     Grid: (K · parts, items); programs that run together read neighbouring heads of the same pages. All arrays are
     whole, but queries, pool, results and sinks have one kv head. A program owns `out` and `lse` of the tokens of its
@@ -223,6 +250,9 @@ def _kernel(
 
     def attend(block_q: int) -> None:
         start, position = items.starts[item], items.positions[item]
+        last = position + length
+        if own:
+            last = jnp.minimum(last, own[2][start])
         block = _block(start, block_q, queries)
         is_real = block.is_head & (block.nth < length)
         state = attention_block.attend(
@@ -231,12 +261,14 @@ def _kernel(
             page_table,
             items.rows[item],
             0 if scoring.window is None else jnp.maximum(scoring.window.first(position), 0),
-            position + length,
+            last,
             scoring=scoring,
             block_k=block_k,
             value_dim=out.shape[-1],
             query_positions=None if block_q == 1 else position + block.nth,
         )
+        if own:
+            state = _joined(state, own, block, is_real & (last < position + length))
         sink = attention_block.load_sinks(sinks, block.where[1][:, 0], block.is_head)
         _store(out, lse, block, is_real, *attention_block.finish(state, sink))
 
@@ -264,6 +296,14 @@ def _block(start: Int[Array, ""], block_q: int, queries: Ref) -> Block:
     row = jnp.arange(attention_block.padded_rows(block_q * padded_group))
     nth, head = lax.div(row, padded_group), lax.rem(row, padded_group)
     return Block(nth, ((start + nth)[:, None], head[:, None]), head < group)
+
+
+def _joined(state: Softmax, own: tuple[Ref, ...], block: Block, is_own: Bool[Array, " M"]) -> Softmax:
+    """The state joined with what rows of the block have seen already, if they have."""
+    token, head = block.where
+    (out,) = attention_block.load_query(own[0], block.where, is_own, own[0].shape[-1])
+    lse = plgpu.load(own[1].at[token[:, 0], head[:, 0]], mask=is_own, other=-jnp.inf)
+    return attention_block.joined(state, out, lse)
 
 
 def _store(

@@ -25,7 +25,7 @@ def equals(value: Any, text: Any) -> Condition:
 
 
 def contains(value: Any, text: Any) -> Condition:
-    """Holds where `text` stands somewhere in `value`."""
+    """Holds where `text` is somewhere in `value`."""
     return Contains(_text(value), _text(text))
 
 

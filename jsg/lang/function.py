@@ -82,7 +82,7 @@ class SglFunction[**P](batch.Batchable[ProgramState]):
         the state, which is then at its end.
 
         Args:
-            *args: The arguments of the function behind the state.
+            *args: The arguments of the function after the state.
             stream: Runs the body in a thread and returns at once, so that text can be read as it comes.
             backend: The backend. None takes that of the program which calls this one, or the default one.
             **kwargs: Arguments of the function and of `RunArgs`; a name of both is the function's.

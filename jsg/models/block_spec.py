@@ -65,7 +65,7 @@ class StateMixer:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NoMixer(StateMixer):
-    """What stands for the mixer of a layer that is a feed-forward block alone."""
+    """What replaces the mixer of a layer that is a feed-forward block alone."""
 
     state_shapes = ()
 
@@ -144,7 +144,7 @@ class RopeSpec:
     def row_order(self, head_dim: int) -> tuple[int, ...] | None:
         """For each number of a query or key in the model, its number in the checkpoint; None if they are the same.
 
-        The model turns i and i + half of the head together, and pairs behind those that are turned by an angle of 0.
+        The model turns i and i + half of the head together, and pairs after those that are turned by an angle of 0.
         Products of queries and keys are the same in any order that both have.
         """
         rotated, half = self.rotated or head_dim, head_dim // 2
@@ -225,7 +225,7 @@ class AttentionSpec:
         output_bias: The projection after attention has a bias.
         sinks: The tensor of a score for each head that takes part of the weight of a token's keys; None for none.
         projections: The tensors of the projections to queries, keys and values, without `.weight`. Equal names are one
-            tensor, in which their rows stand one after another. Without one to values, a value is its key before norm
+            tensor, in which their rows follow one another. Without one to values, a value is its key before norm
             and rope; without one to keys, what another layer keeps is read. With a fourth, the tensor of queries has
             after the rows of each head as many of gates, by whose sigmoid the result of attention is multiplied.
         output: That of the projection after attention.

@@ -113,7 +113,7 @@ class Projector(nnx.Module):
 class VisionTower(nnx.Module):
     """Makes rows of pixels that take the place of token embeddings. Methods run inside a trace and change nothing.
 
-    Layers behind the last of `feature_layers` are not built.
+    Layers after the last of `feature_layers` are not built.
     """
 
     def __init__(self, config: VisionConfig, text_width: int, dtype: jax.typing.DTypeLike):
@@ -158,7 +158,7 @@ class VisionTower(nnx.Module):
 
 
 def unread_tensors(config: VisionConfig) -> frozenset[str]:
-    """Tensors of the tower that a checkpoint holds and `VisionTower` does not need: those behind its last layer."""
+    """Tensors of the tower that a checkpoint holds and `VisionTower` does not need: those after its last layer."""
     layers = range(max(config.feature_layers), config.num_layers)
     parts = [f"encoder.layers.{layer}.{part}" for layer in layers for part in _LAYER_PARTS] + ["post_layernorm"]
     names = [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")] + ["embeddings.position_ids"]

@@ -5,7 +5,7 @@ largest weights count, or that of DeepSeek-V3 (arXiv:2412.19437): sigmoids, whic
 Beside them a token may use one more block, as in DeepSeekMoE (arXiv:2401.06066).
 
 A token has a copy for each of its experts. Each of several devices has the router, so it knows where all copies of all
-tokens go. It computes the copies for the experts of its group, which stand first, and adds nothing for the others. The
+tokens go. It computes the copies for the experts of its group, which come first, and adds nothing for the others. The
 sum over all devices has every copy once.
 """
 
@@ -86,7 +86,7 @@ class SparseFeedForward(nnx.Module):
     ) -> Float[Array, "T D"]:
         """The block's result for each token. Copies are sorted by expert, and their results sorted back.
 
-        The router judges the same rows, or those that are given. Tokens behind `num_real` are padding.
+        The router judges the same rows, or those that are given. Tokens after `num_real` are padding.
         """
         num_own = self.spec.count // num_groups()
         first = first_expert(num_own)
@@ -126,7 +126,7 @@ class SparseFeedForward(nnx.Module):
             made, share = both
         made = made.astype(x.dtype)[routes.places]
         weighted = made if self.spec.router.weighs_input else weights[..., None] * made
-        if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
+        if num_groups() > 1:  # the copies of other groups were not computed, and NaN may be in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
         part = weighted.sum(1).astype(x.dtype)  # not as a matmul, which may round
         if self.latent:  # before the sum over devices, so that there is one

@@ -54,7 +54,7 @@ class Family:
         norms: Field of `LayerSpec` → name of the norm.
         norm: What `read_norm` is given.
         scales_context: Whether `max_position_embeddings` is without the factor by which rope is scaled.
-        later_layers: The field that says how many layers a checkpoint may have behind the last. They predict later
+        later_layers: The field that says how many layers a checkpoint may have after the last. They predict later
             tokens, and nothing reads them.
         unread: A pattern of the names of other tensors that a checkpoint may have and nothing reads.
         model: The model, made of the one with these layers.

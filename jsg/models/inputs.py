@@ -22,7 +22,7 @@ LayerArrays = tuple[Float[Array, "_ _ _ ..."], ...]
 
 
 class WindowInputs(NamedTuple):
-    """What differs for the layers of a page group behind the first one (see `ModelSpec.page_groups`).
+    """What differs for the layers of a page group after the first one (see `ModelSpec.page_groups`).
 
     The rows of each group follow those of the group before it in the page table.
 

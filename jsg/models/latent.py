@@ -2,7 +2,7 @@
 
 The published form makes keys and values of each head from the latent row. A product with a key made by a matrix is a
 product with the row of the query times that matrix, and the mean of values made by one is made from the mean of rows.
-So all heads read the same rows, and two small matrices of each head stand before and after attention:
+So all heads read the same rows, and two small matrices of each head come before and after attention:
 
     query          plain part · its matrix [rank] | part with rope
     row in pool    latent row, normed [rank]      | part with rope      the value is the first part

@@ -1,6 +1,6 @@
 """The layers that all families are made of. Letters: `jsg/models/inputs.py`.
 
-A parameter has its `Origin`: the tensors of the checkpoint that it is made of. So the names of tensors stand beside the
+A parameter has its `Origin`: the tensors of the checkpoint that it is made of. So the names of tensors are beside the
 shapes, and `jsg/models/loading.py` needs no table. Modules are built with zeros. Under `nnx.eval_shape` nothing is
 allocated.
 """
@@ -104,7 +104,7 @@ class Linear(nnx.Module):
         """Declares kernel [in_dim, *out_shape] and, if asked for, bias [*out_shape].
 
         Args:
-            names: Projections of the checkpoint; `.weight` and `.bias` are appended. Those of one name stand one after
+            names: Projections of the checkpoint; `.weight` and `.bias` are appended. Those of one name come one after
                 another in one tensor. Or the rows of tensors that they are, without biases.
             in_dim: Width of the input.
             out_shape: Shape of the output per token.
@@ -112,7 +112,7 @@ class Linear(nnx.Module):
             out_dims: Output width of each projection; equal parts by default.
             out_repeats: `Source.repeats` of each projection; 1 by default.
             out_orders: `Part.order` of each projection; that of the file by default.
-            join_axis: The axis of `out_shape` along which the projections stand side by side.
+            join_axis: The axis of `out_shape` along which the projections are side by side.
             split_axis: The axis of the kernel that devices share out. With 0 each device has a slice of the input, and
                 the results are added up.
             bias: Whether the projections have biases.

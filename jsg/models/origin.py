@@ -21,7 +21,7 @@ class Part(NamedTuple):
         is_transposed: Without the axis of experts the tensor is [in, out].
         first: The first row.
         step: The distance of a row from the one before it.
-        order: For each row of a head the row of the same head in the file; None if all stand as they are in the file.
+        order: For each row of a head the row of the same head in the file; None if all are as they are in the file.
         head: Rows of a head in the file, if the source has only those of `order`.
     """
 
@@ -46,7 +46,7 @@ class Source(NamedTuple):
     Attributes:
         name: Its name.
         shape: Its shape, or that of the part. A projection is [out, in].
-        repeats: How many times each of its heads stands in the parameter, one after another. It is more than 1 if
+        repeats: How many times each of its heads is in the parameter, one after another. It is more than 1 if
             there are fewer key-value heads than devices.
         part: Which part of the tensor it is; None for all of it, as it is in the file.
     """
@@ -91,7 +91,7 @@ def side_by_side(
     repeats: Sequence[int],
     orders: Sequence[tuple[int, ...] | None],
 ) -> tuple[Source, ...]:
-    """Projections, or biases, of which those of one name stand one after another in one tensor.
+    """Projections, or biases, of which those of one name follow one another in one tensor.
 
     Args:
         names: The tensor of each.

@@ -74,7 +74,7 @@ def leaf_span(span: Span, length: int, leaf_length: int) -> Span:
 
 
 def heads_of(source: Source, span: Span) -> Span:
-    """The heads of the source that stand in this span of the parameter's heads."""
+    """The heads of the source that are in this span of the parameter's heads."""
     return span[0] // source.repeats, -(-span[1] // source.repeats)
 
 

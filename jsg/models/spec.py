@@ -1,7 +1,7 @@
 """What a decoder computes, as records. `ModelSpec` is all that decoder, loader and memory plan know of a model. No JAX.
 
 A family turns the fields of `config.json` into these records (`jsg/models/families/`). Each switch has one meaning, and
-what differs by layer stands in the record of the layer. Names of tensors are relative to their layer, so that layers
+what differs by layer is in the record of the layer. Names of tensors are relative to their layer, so that layers
 which differ in their parameters only have equal records: such layers are traced once.
 """
 
@@ -131,7 +131,7 @@ class ModelSpec:
         vocab_size: Rows of the embedding.
         hidden_size: Width of the residual stream.
         layers: The transformer blocks in order.
-        final_norm: The norm behind the last.
+        final_norm: The norm after the last.
         max_position_embeddings: Longest sequence in tokens, with rope scaling.
         embedding_factor: Multiplies the rows of the embedding, rounded to their type as in training.
         logit_factor: Multiplies the logits.

@@ -2,7 +2,7 @@
 
 Shoeybi et al. 2019 (arXiv:1909.08053). A step runs under `shard_map` on a mesh of the axes `AXES`, and every device
 runs the same program on its slices. Heads and feed-forward columns are split, so a layer has two sums over all devices,
-one behind each of its two blocks. The embedding, split by rows of its table, has one sum, and logits are split by
+one after each of its two blocks. The embedding, split by rows of its table, has one sum, and logits are split by
 columns. All else, such as the residual stream, is the same on every device.
 
 Only experts use the two axes separately. Along `EXPERT_AXIS` are groups of devices, each of which has experts of its

@@ -25,7 +25,7 @@ TOWER_FIELDS = frozenset(
     "hidden_size intermediate_size num_hidden_layers num_attention_heads image_size patch_size num_channels "
     "layer_norm_eps hidden_act projection_dim vocab_size".split()
 )
-"""The same of its `vision_config`. The projection of CLIP is behind what LLaVA takes."""
+"""The same of its `vision_config`. The projection of CLIP is after what LLaVA takes."""
 
 ACTIVATIONS = ("quick_gelu", "gelu")
 MAX_LAYERS = 1024
@@ -55,7 +55,7 @@ class VisionConfig:
         patch_size: Side of a patch, in pixels.
         hidden_size: Width of the tower.
         intermediate_size: Width inside its feed-forward blocks.
-        num_layers: Layers of the checkpoint. Those behind the last of `feature_layers` are not run.
+        num_layers: Layers of the checkpoint. Those after the last of `feature_layers` are not run.
         num_heads: Attention heads; divides `hidden_size`.
         layer_norm_eps: Added to the variance before the root.
         hidden_act: Activation of the feed-forward blocks, one of `ACTIVATIONS`.

@@ -18,7 +18,7 @@ _OTHER_WORD = re.compile("[\u200c\u200d\u24b6-\u24e9\U0001f130-\U0001f149\U0001f
 class AddedTokens:
     """The tokens that cut a text into segments. The leftmost one counts, and the longest of those that begin together.
 
-    `lstrip` and `rstrip` take the white space before and behind the token away. A `single_word` does not count beside a
+    `lstrip` and `rstrip` take the white space before and after the token away. A `single_word` does not count beside a
     letter or digit. The `normalized` ones are looked for last, in what the others have left.
     """
 

@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
 
     @property
     def unfinished(self) -> str:
-        """The text that `finish` would give now: usually one U+FFFD, but Python also waits for a byte behind ED A0."""
+        """The text that `finish` would give now: usually one U+FFFD, but Python also waits for a byte after ED A0."""
         return self._decoder.getstate()[0].decode(errors="replace")
 
     def push(self, ids: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ from jsg.errors import ModelError
 from jsg.processing.added_tokens import AddedTokens, longest_first
 from jsg.processing.pieces import WORD_START, TokenPieces, byte_of_token, pieces_by_id, pieces_of_decoder
 from jsg.processing.tokenizer_config import TokenizerConfig
+from jsg.prompt_ids import CHUNK
 
 
 @final
@@ -55,7 +56,8 @@ class JsonEncoder:
         # A text of megabytes takes seconds. In that time a batch lets Python's other threads run; `encode` does not.
         encoded = tokenizer.encode_batch_fast([text], add_special_tokens=False).pop()
         ids = encoded.ids
-        time.sleep(0)  # to make a million ids takes 0.03 s, and so does to free what `encoded` has besides
+        if len(ids) > CHUNK:
+            time.sleep(0)  # to make a million ids takes 0.03 s, and so does to free what `encoded` has besides
         return ids
 
     def token_id(self, token: str) -> int | None:
@@ -83,7 +85,7 @@ class JsonEncoder:
         )
 
     def cuts(self) -> re.Pattern[str] | None:
-        """The added tokens that are found before a text is normalised, if none of them takes what stands beside it."""
+        """The added tokens that are found before a text is normalised, if none of them takes what is beside it."""
         added = [token for token in self._tokenizer.get_added_tokens_decoder().values() if not token.normalized]
         if self._puts_space or any(token.lstrip or token.rstrip or token.single_word for token in added):
             return None
@@ -126,7 +128,7 @@ class SentencePieceEncoder:
     """A `tokenizer.model`, through sentencepiece.
 
     Special and added tokens that are written in a text cut it into segments, and each segment is encoded by itself. So
-    the space that sentencepiece puts before a text comes again behind such a token, unless the configuration says
+    the space that sentencepiece puts before a text comes again after such a token, unless the configuration says
     `legacy: false`.
 
     Attributes:
@@ -205,7 +207,7 @@ class SentencePieceEncoder:
     def _spaceless_processor(self) -> sentencepiece.SentencePieceProcessor:
         """The same model without `add_dummy_prefix` and `remove_extra_whitespaces`.
 
-        Protobuf merges messages that are written one behind another. Field 3 of the model is the specification of the
+        Protobuf merges messages that are written one after another. Field 3 of the model is the specification of the
         normaliser, and its fields 3 and 4 are these two.
         """
         off = bytes([3 << 3 | 2, 4, 3 << 3, 0, 4 << 3, 0])

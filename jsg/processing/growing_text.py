@@ -32,7 +32,7 @@ class GrowingText:
         return self._first
 
     def append(self, text: str) -> None:
-        """Puts text behind it."""
+        """Puts text after it."""
         if text:
             self._pieces.append(text)
             self._len += len(text)

@@ -1,4 +1,4 @@
-"""Fill in the middle: a prompt and what stands behind the answer → the tokens that a model of code was trained on."""
+"""Fill in the middle: a prompt and what comes after the answer → the tokens that a model of code was trained on."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ class _Marks:
     """The special tokens of a family.
 
     Attributes:
-        prefix: What stands before the prompt.
-        suffix: What stands before the text behind the answer.
-        middle: What stands behind both, before the answer; None where the prompt comes last, and the answer goes on.
+        prefix: What comes before the prompt.
+        suffix: What comes before the text after the answer.
+        middle: What comes after both, before the answer; None where the prompt comes last, and the answer goes on.
         ends: Tokens besides these that end an answer, where the tokenizer has them.
-        suffix_first: The text behind the answer comes first.
+        suffix_first: The text after the answer comes first.
     """
 
     prefix: str
@@ -69,7 +69,7 @@ class Infilling:
         return None
 
     def encode(self, prompt: str, suffix: str, max_tokens: int) -> list[int]:
-        """The tokens of a prompt for an answer that stands between the two texts. Raises as `Tokenizer.encode`."""
+        """The tokens of a prompt for an answer between the two texts. Raises as `Tokenizer.encode`."""
         prefix_id, suffix_id, middle_id = self._ids
 
         def encoded(text: str, *, continues: bool) -> Sequence[int]:

@@ -1,7 +1,7 @@
 """Pictures and videos in a prompt. Each takes many tokens, all of which are the model's placeholder.
 
-A prompt has one of two forms. In a prompt of parts, a picture is a part and stands in its place. In a prompt that is
-one text, or tokens, a placeholder stands for each picture, and the pictures come beside it.
+A prompt has one of two forms. In a prompt of parts, a picture is a part in its place. In a prompt that is one text, or
+tokens, there is a placeholder for each picture, and the pictures come beside it.
 """
 
 import collections
@@ -65,7 +65,7 @@ class MediaReader(Protocol):
         """All pictures and videos of one request, in order.
 
         Args:
-            parts: The parts of all its prompts. A part that stands there several times counts once.
+            parts: The parts of all its prompts. A part that is there several times counts once.
             max_tokens: The most tokens of its prompts together, so that nothing is decoded that cannot be used.
 
         Raises:
@@ -151,7 +151,7 @@ def put_media(
 ) -> tuple[tuple[int, ...] | PromptIds, tuple[MediaInput, ...]]:
     """`fill_placeholders` of a prompt as a client wrote it, in which every placeholder counts.
 
-    If the prompt has no placeholder for pictures they go to its front, behind BOS; videos then go behind the pictures.
+    If the prompt has no placeholder for pictures they go to its front, after BOS; videos then go after the pictures.
 
     Args:
         reader: None for a model that sees nothing, which has no placeholders.

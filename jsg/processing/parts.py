@@ -69,7 +69,7 @@ class MediaPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JoinedPart:
-    """Branches side by side behind a common prefix. No branch sees another, and what follows sees all of them.
+    """Branches side by side after a common prefix. No branch sees another, and what follows sees all of them.
 
     A prompt has one at most, and no branch has one.
     """

@@ -1,7 +1,7 @@
 """Where a prompt parts from others: there a snapshot of the state is worth keeping (see `types.Request`).
 
 Prompts with the same text up to some place need not have the same tokens up to there, because tokens may span the
-place. None spans the end of a special token, and few span the beginning of a word. So a point is behind a special token
+place. None spans the end of a special token, and few span the beginning of a word. So a point is after a special token
 if one is near, and else in front of the last whole word.
 """
 
@@ -96,9 +96,9 @@ def next_turn_place(rendered: str, answered: Messages, render: Callable[[Message
 
 
 def usual_ending(leading_role: str | None, render: Callable[[Messages], str]) -> tuple[str, str] | None:
-    """How a template ends a prompt: what the next turn's prompt has behind the last question too, and what it has not.
+    """How a template ends a prompt: what the next turn's prompt has after the last question too, and what it has not.
 
-    Where the next prompt parts in front of the question, as it does if the template moves the system's text behind it,
+    Where the next prompt parts in front of the question, as it does if the template moves the system's text after it,
     the latter has the marks `LEADING` and `CONTENT` (see `with_contents`). None as in `next_turn_place`. Most prompts
     end so, and need not be rendered twice.
     """

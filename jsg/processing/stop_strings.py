@@ -14,7 +14,7 @@ class StopFinder(Protocol):
 
     @property
     def len_after(self) -> int:
-        """Characters behind the stop string that was found last, up to the end of the answer."""
+        """Characters after the stop string that was found last, up to the end of the answer."""
         ...
 
     @property

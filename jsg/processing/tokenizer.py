@@ -24,7 +24,7 @@ class TextEncoder(Protocol):
     def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
         """The tokens of a text. Special tokens that are written in it are read as such only with `parse_special`.
 
-        With `continues` the text stands behind other tokens.
+        With `continues` the text comes after other tokens.
         """
         ...
 
@@ -101,7 +101,7 @@ class Tokenizer:
                 characters, so that a user's text cannot open a turn.
             max_tokens: A text with far more tokens is refused before it takes much time and memory. One with a few more
                 is encoded.
-            continues: The text stands behind other tokens, the last of which is text. So the tokenizer puts no space
+            continues: The text comes after other tokens, the last of which is text. So the tokenizer puts no space
                 before it.
 
         Raises:

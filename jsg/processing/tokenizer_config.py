@@ -22,7 +22,7 @@ class TokenizerConfig:
         add_bos_token: Whether encoding puts `bos_token` in front.
         add_eos_token: Whether encoding puts `eos_token` at the end.
         add_prefix_space: Whether a space is put before a text, if `tokenizer.model` does so.
-        legacy: Whether that space comes again behind a special token, as for Llama 1. Later models say false.
+        legacy: Whether that space comes again after a special token, as for Llama 1. Later models say false.
         special_tokens: Written forms of every token that a field ending in `_token` names, that a list of special
             tokens has, or that is marked special.
         added_tokens: Id → written form of the tokens that were added after training.

@@ -6,18 +6,18 @@ import numpy as np
 
 
 class BypassLedger:
-    """Counts for each request in the engine the prefill tokens that were scheduled for requests of later places.
+    """Counts, for each request in the engine, the prefill tokens that were scheduled for requests of later places.
 
-    Of requests that came in the order of their places, the first that waits was passed by at least as many tokens as
-    those after it. So it is enough to look at that one: while it is within the bound, all are. This holds for any order
-    of admission, and for priorities too: a request of a large priority passes others until the bound is used up, and
-    not beyond.
+    If requests come in the order of their places, at least as many tokens pass the first one that waits as any later
+    one. So it is enough to look at the first: while it is within the bound, all are. This holds for any order of
+    admission, and for priorities too: a request of a large priority passes others until the bound is used up, and no
+    further.
 
-    A request may get a place between two others (`rounds.py`). What passed this place before it came does not count
-    for it. So a later prompt of a post with many may be passed by more than the bound until the one before it is gone.
+    A request may get a place between two others (`rounds.py`). Tokens that passed this place before it came do not
+    count for it. So more tokens than the bound may pass a late prompt of a large post, until the prompt before it ends.
 
-    Invariant: `_places` ascends. `_tokens[i]` are those of the request at `_places[i]`, and of the ended ones between
-    the place before and this one; `_beyond` are those of the ended ones behind all.
+    Invariant: `_places` ascends. `_tokens[i]` counts the tokens of the request at `_places[i]`, and of the ended
+    requests between the place before and this one; `_beyond` counts those of the ended requests after all places.
     """
 
     def __init__(self, bound_tokens: int):
@@ -28,7 +28,7 @@ class BypassLedger:
         self._at_first: dict[int, int] = {}
 
     def add(self, place: int) -> None:
-        """A request comes, whose place no other has."""
+        """Adds a request. No other request has its place."""
         index, size = bisect.bisect(self._places, place), len(self._places)
         if size == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
@@ -38,7 +38,7 @@ class BypassLedger:
         self._at_first[place] = self._behind(index)
 
     def end(self, place: int) -> None:
-        """The request at this place has ended, and will not be asked about again."""
+        """Forgets the request at this place, which has ended. Nobody asks about it again."""
         index, last = self._index(place), len(self._places) - 1
         tokens = int(self._tokens[index])
         self._tokens[index:last] = self._tokens[index + 1 : last + 1]

@@ -7,7 +7,7 @@ from jsg.sched.buckets import Buckets
 from jsg.sched.table import RequestTable
 
 MOST_AGAIN = 8
-"""A request has no drafts in a step in which more tokens run again: each wrong draft would add to these."""
+"""If more tokens of a request than this run again in a step, it has no drafts: each wrong draft would add to these."""
 
 
 def add_drafts(

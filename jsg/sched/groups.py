@@ -92,7 +92,7 @@ def find_groups(places: Sequence[Placement], page_size: int) -> tuple[PrefixGrou
 
 
 def _candidates(places: Sequence[Placement], min_pages: int) -> list[_Prefix]:
-    """The nodes with locks and tokens enough for a group. Each request is a member of the deepest on its path.
+    """The nodes with enough locks and tokens for a group. Each request is a member of the deepest one on its path.
 
     Every request has one lock, so a node with fewer than `MIN_GROUP` locks cannot have as many members. Some locks may
     be those of holds and of prompts that prefill, so the members are counted later.

@@ -7,11 +7,10 @@ The tokens of a branch see the prefix and the branch itself. Together these are 
 other. A request that no client knows computes what is not cached of that path, generates nothing and keeps its pages.
 This request is called a branch too.
 
-When all branches are computed, the joined request gets a row in which their pages stand one after another. Then only
-its suffix has to be computed. The suffix sees several paths at once, so in the tree it is a path of its own, in a
-namespace that names prefix, branches and positions (`positions.py`). There the next request with these branches finds
-it. A retract gives up branches and suffix, and what the tree has lost of them until the next admission is computed
-again.
+When all branches are computed, the joined request gets a row in which their pages follow one another. Then only its
+suffix has to be computed. The suffix sees several paths at once, so in the tree it is a path of its own, in a namespace
+that names prefix, branches and positions (`positions.py`). There the next request with these branches finds it. A
+retract gives up branches and suffix. Whatever the tree has lost of them by the next admission is computed again.
 
 Each branch has a copy of the prefix while it waits or runs. So only some branches are made at first, and another one is
 made whenever one is admitted.
@@ -30,13 +29,13 @@ from jsg.sched.totals import SchedulerTotals
 from jsg.types import Request, SamplingParams
 
 MAX_COPIED_TOKENS = 2**25
-"""The largest product of the prefix's tokens and the branches that have tokens: so many tokens a request copies."""
+"""The largest product of the tokens of the prefix and the branches with tokens, which is how many tokens are copied."""
 
 COPIED_AT_ONCE = 2**18
 """The product of the prefix's tokens and the branches that are made at first."""
 
 MIN_AT_ONCE = 8
-"""The branches that are made at first at least, however long the prefix is."""
+"""How many branches are made at first, at least, however long the prefix is."""
 
 
 def check_joined(request: Request, table: RequestTable) -> None:
@@ -70,8 +69,8 @@ def check_joined(request: Request, table: RequestTable) -> None:
 def _check_windows(request: Request, window: int, page_size: int) -> None:
     """Raises RequestError if a joined request would leave the smallest window of a layer.
 
-    Branches have the same positions, but stand one after another in the row. So the last positions before a token are
-    no run of its row, and layers with a window read a run.
+    Branches have the same positions but follow one another in the row. So the last positions before a token are not
+    side by side in its row, and layers with a window read tokens that are side by side.
     """
     num_tokens = len(request.input_ids) + max(request.sampling.max_new_tokens - 1, 0)  # the last one is never read
     if num_tokens > window:
@@ -159,12 +158,12 @@ class Join:
         self.report = dataclasses.replace(report, first_difference=index)
 
     def first_admission(self, num_there: int, queue_s: float, report: CacheReport | None) -> FirstAdmission:
-        """What the client of the joined request, which is admitted now, is told of its admission.
+        """What the joined request, which is admitted now, reports of its admission to its client.
 
         Args:
             num_there: How many tokens need not be computed any more.
             queue_s: Seconds from arrival to admission.
-            report: Why the cached part of what is behind the branches ends where it does, if the client asked.
+            report: Why the cached part of what follows the branches ends where it does, if the client asked.
         """
         cached, end = list(self.cached.values()), self.whole.request.joined[-1]
         num_cached = min(cached[0], self.num_prefix) + sum(max(num - self.num_prefix, 0) for num in cached)
@@ -183,8 +182,8 @@ class JoinedRequests:
     The scheduler asks `first_ready` which request to admit, and `latest_computed` which one to give up. It reports when
     a step begins, and when a branch is admitted or computed.
 
-    Invariants: each branch that was made waits, runs or is computed. A request in `_parked` has no branches. Of another
-    request some branch waits while not all are made. `ready` and `fresh` have the requests whose branches are all
+    Invariants: each branch that was made waits, runs or is computed. A request in `_parked` has no branches. Of any
+    other request a branch waits until all are made. `ready` and `fresh` have the requests whose branches are all
     computed.
 
     Attributes:
@@ -226,7 +225,7 @@ class JoinedRequests:
         return _earliest(self.ready)
 
     def first_under_way(self, running: Iterable[RunningRequest]) -> RunningRequest | None:
-        """The earliest arrival except those that are known by a branch that waits; `running` have a row each."""
+        """The earliest joined request, except those of which a branch waits in the queue; `running` have rows."""
         branches_run = (r.branch_of for r in running if r.branch_of is not None)
         return _earliest({*self.ready, *self.fresh, *self._parked, *branches_run})
 
@@ -267,7 +266,7 @@ class JoinedRequests:
         self._parked.add(whole)
         return branches
 
-    # What the scheduler tells.
+    # What the scheduler reports.
 
     def begin_step(self) -> None:
         """Makes the first branches of the requests that have none, in order of arrival.

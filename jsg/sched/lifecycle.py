@@ -43,7 +43,7 @@ class Lifecycle:
         finished: Outputs that no step made.
         totals: The counters since the start.
         ledger: By how many tokens each request without branches was passed, until it ends.
-        waits: For what the requests of `live` wait that do not run.
+        waits: What the requests of `live` that do not run wait for.
     """
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
@@ -117,7 +117,7 @@ class Lifecycle:
         self._take_wait(running)
 
     def admit_joined(self, whole: RunningRequest, now_s: float) -> Placement:
-        """Lets a joined request run whose branches are computed, in a row with their pages. The branches end.
+        """Lets a joined request with computed branches run, in a row with their pages. The branches end.
 
         There must be a free row, and pages for the copies.
         """
@@ -144,7 +144,7 @@ class Lifecycle:
         self.totals.cached_tokens += admission.cached_tokens
 
     def _take_wait(self, running: RunningRequest) -> None:
-        """Ends the wait of a request, of which its next output tells."""
+        """Ends the wait of a request. Its next output reports it."""
         if waited := self.waits.end(running):
             before = running.admission or FirstAdmission()
             running.admission = dataclasses.replace(before, waited=sum_of((before.waited, waited)))
@@ -225,7 +225,7 @@ class Lifecycle:
     def _give_back(self, running: RunningRequest, *, distrusts: bool = False, is_retract: bool = False) -> None:
         """Takes back the row and pages of a running request, and shares its computed prefix unless it distrusts it.
 
-        A row to which copies are still to be made has nothing else that it could share.
+        A row that still waits for copies has nothing else to share.
         """
         place = placement(running)
         if not distrusts and place.row not in self.table.copies:

@@ -1,6 +1,6 @@
 """Longest cached prefix first, however many requests a change of the tree concerns.
 
-Of the watches of a group (`jsg/cache/watch.py`) as many tokens match, so the one that arrived first comes before the
+All watches of a group (`jsg/cache/watch.py`) match equally many tokens, so the one that arrived first comes before the
 others, and only groups are ordered. A group that moves as a whole gets one new key.
 """
 
@@ -13,7 +13,7 @@ from jsg.sched.key_heap import KeyHeap
 from jsg.sched.request import RunningRequest
 
 MOST_LOWERED = 64
-"""At most so many groups are looked at for the tokens that can be used of what is cached."""
+"""For how many groups, at most, it is worked out how many of their cached tokens can be used."""
 SPARE_CHANGES = 1024
 """How many changes are remembered, beside four for each request. A priority that has missed more begins anew."""
 
@@ -22,9 +22,9 @@ class _Priority:
     """The requests of one priority.
 
     Attributes:
-        waiting: By watch.
-        groups: The groups of their watches, with (tokens that match and can be used, negated; arrival of the first of
-            them). There may be more tokens in the key than can be used.
+        waiting: The requests, by their watches.
+        groups: The groups of these watches. A key is the number of matching tokens that can be used, negated, and the
+            arrival of the group's first request. The number may be too large, never too small.
         num_seen: How many changes the keys of groups have taken in.
     """
 
@@ -40,8 +40,8 @@ class _Priority:
 class LongestFirst:
     """Orders requests by priority, then by the tokens of their cached prefix that can be used, then by arrival.
 
-    Only the keys of the largest priority are exact. Another one takes in what it has missed when its turn comes. So
-    a change costs the same however many priorities its group has.
+    Only the keys of the largest priority are exact. Another priority takes in the changes that it has missed when its
+    turn comes. So a change costs the same however many priorities its group has.
     """
 
     def __init__(self, cache: RadixCache):

@@ -66,7 +66,8 @@ def append_tokens(
             reason = FinishReason(FinishType.STOP)
         if reason is not None:
             break
-    logprobs = tuple(result.logprobs[i] for i in range(row, row + count) if i in result.logprobs)
+    scores = result.logprobs
+    logprobs = tuple(scores[i] for i in range(row, row + count) if i in scores) if scores else ()
     reports = result.constraints.get(index)
     constraint = reports[count - 1] if reports else None
     return make_output(running, tuple(tokens[:count]), logprobs, reason, constraint, result.vectors.get(index))
@@ -74,11 +75,11 @@ def append_tokens(
 
 def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) -> FinishReason | None:
     """Why a request ends with the output token that was just added to it; None if it continues."""
-    sampling = running.request.sampling
-    if running.num_output >= sampling.min_new_tokens:
+    sampling, num_output = running.request.sampling, running.num_output
+    if num_output >= sampling.min_new_tokens:
         is_eos = token in eos_token_ids and not sampling.ignore_eos
         if is_eos or token in sampling.stop_token_ids:
             return FinishReason(FinishType.STOP, matched=token)
-    if running.num_output >= sampling.max_new_tokens:
+    if num_output >= sampling.max_new_tokens:
         return FinishReason(FinishType.LENGTH)
     return None

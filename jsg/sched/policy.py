@@ -1,7 +1,7 @@
 """In what order waiting requests are admitted. An order gives each request a key, and the smallest key goes first.
 
 Each key begins with the client's priority, negated, so an order is one of requests of equal priority. No order lets a
-request wait for ever: the bound on passing (`bypass.py`) stands above all keys.
+request wait for ever: the bound on passing (`bypass.py`) overrules all keys.
 """
 
 from typing import Protocol, final

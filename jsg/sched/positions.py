@@ -1,11 +1,11 @@
-"""The positions of tokens, and how the radix tree tells a token from the same one at another position.
+"""The positions of tokens, and how the radix tree distinguishes a token from the same one at another position.
 
-The index of a token says where it stands in the row, and its position says how its key is rotated. The two differ
-behind a position jump and behind branches. A cached key is right for one position only, so the tree finds it by token
+The index of a token is its place in the row, and its position says how its key is rotated. The two differ after a
+position jump and after branches. A cached key is right for one position only, so the tree finds it by token
 and position together: a token whose position is larger than its index is another word in the tree. The tokens of an
 image are one placeholder whatever the image shows, so the tree has the words of the image in their place.
 
-What is behind the branches of a joined prompt sees several paths of the tree at once. So it is a path of its own, in a
+What follows the branches of a joined prompt sees several paths of the tree at once. So it is a path of its own, in a
 namespace that names all that comes before it.
 """
 
@@ -35,7 +35,7 @@ class Layout:
         positions: int32, the position of every token that the request has or will have.
         key: int32, the words by which the radix tree finds its tokens.
         first_word: Output token t has the word -1 - (`first_word` + t), or the word t if `first_word` is 0.
-        namespace: For a joined request, where the tree has what is behind the branches; else None.
+        namespace: For a joined request, the namespace of what follows its branches; else None.
     """
 
     positions: np.ndarray
@@ -57,7 +57,7 @@ def positions_of(request: Request, size: int) -> np.ndarray | None:
         return None
     jumps = np.zeros(size, np.int64)
     for index, extra in request.position_jumps:
-        if index < size:  # the last jump may be for output of which none is to come
+        if index < size:  # the last jump may be for output that never comes
             jumps[index] = extra
     first, *_, last = request.joined or (size, size)
     positions = np.empty(size, np.int64)
@@ -149,7 +149,7 @@ class PositionWords:
         return np.where(numbers > 0, ~(tokens + numbers * self._vocab_size), tokens).astype(np.int32)
 
     def readable(self, report: CacheReport) -> CacheReport:
-        """The report with tokens in place of words. Words of images stand for no token."""
+        """The report with tokens in place of words. Words of images are no tokens."""
         words = [word for word in report.cached_continuations if word < self._vocab_size]
         tokens = [~word % self._vocab_size if word < 0 else word for word in words]
         return dataclasses.replace(report, cached_continuations=tuple(dict.fromkeys(tokens)))
@@ -188,8 +188,8 @@ def cached_shifts(request: Request, positions: np.ndarray | None) -> list[int]:
 def _shifts(request: Request, positions: np.ndarray) -> np.ndarray:
     """int64: by how much the position of each token is larger than its index in its path of the tree.
 
-    The path of a branch lacks the branches before it. What is behind the branches has a path of its own, whose
-    namespace says the first position.
+    The path of a branch lacks the branches before it. What follows the branches has a path of its own, and its
+    namespace names the first position.
     """
     shifts = positions - np.arange(len(positions))
     if request.joined:
@@ -201,10 +201,10 @@ def _shifts(request: Request, positions: np.ndarray) -> np.ndarray:
 
 
 def _namespace_behind(request: Request, tokens: np.ndarray, positions: np.ndarray) -> str:
-    """The namespace in which the tree has what is behind the branches of a joined request.
+    """The namespace in which the tree has what follows the branches of a joined request.
 
     Keys and values there depend on all tokens before them, on their positions, and on where each branch begins. A
-    digest names all these, and the first position behind the branches.
+    digest names all these, and the first position after the branches.
     """
     last = request.joined[-1]
     digest = hashlib.blake2b(np.array([len(request.joined), *request.joined], np.int64).tobytes(), digest_size=16)

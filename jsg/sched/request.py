@@ -70,13 +70,13 @@ class KeptPrefix:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class RowState:
-    """Which state a row has. Steps read a state that nobody writes any more, or that in the slot of the row.
+    """The state of a row. A step reads a state that nobody writes any more, or the one in the row's own slot.
 
     Attributes:
         slot: Where the next step writes the state; 0 for a model without states.
-        read: The states that the next step, and the one that is planned, read in place of that. The last is the newest.
+        read: The states that the next step, and the planned one, read in place of the slot. The last is the newest.
         origin: The state of the cached prefix with which the row began.
-        above: The last state of a prefix that it has made or gone on from.
+        above: The last state of a prefix that the row has made or continued.
         points: After how many of its tokens its state is kept for other requests, in ascending order, and the
             `State.num_expected` of each.
         missed: The pages for which there was no room to keep a state; None if there was.
@@ -150,13 +150,13 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FirstAdmission:
-    """What the client of a request is told of its first admission.
+    """What a request reports of its first admission to its client.
 
     Attributes:
         cached_tokens: How many prompt tokens were found in the cache.
         queue_s: Seconds from arrival to admission.
         report: Why the cached prefix ended where it did, if the client asked for that.
-        waited: Its waits, after retracts too, of which no output has told yet.
+        waited: Its waits, after retracts too, that no output has reported yet.
     """
 
     cached_tokens: int = 0
@@ -170,7 +170,7 @@ class RunningRequest:
     """One request from arrival to its end. It is the one mutable record; only the scheduler changes it.
 
     Attributes:
-        request: What the client asked for. Of a branch it says everything but the tokens.
+        request: What the client asked for; for a branch, all of it but the tokens.
         arrival: Its place in the order of arrival, in which a post with many prompts is spread (see `Rounds`).
         tokens: int32, prompt and committed output; `num_known` of them are real. Before the first output it may be the
             array of the prompt, which all answers to it share; `make_room` gives the request its own.
@@ -226,14 +226,14 @@ class RunningRequest:
 
     @property
     def namespace(self) -> str:
-        """The namespace of its path in the tree; for a joined request, of the path behind its branches."""
+        """The namespace of its path in the tree; for a joined request, of the path that follows its branches."""
         behind = self.layout.namespace if self.layout else None
         return self.request.namespace if behind is None else behind
 
     def trusted(self, num_tokens: int, page_size: int) -> int:
-        """How many of its first `num_tokens`, which the tree has too, it may share with others. They fill whole pages.
+        """How many of its first `num_tokens`, all of which the tree has, it may share: a number of whole pages.
 
-        If they end inside an image, behind fewer than `MIN_TOKENS` of its words, these words do not prove that it is
+        If they end inside an image, after fewer than `MIN_TOKENS` of its words, these words do not prove that it is
         the same image. Then nothing of the image is shared.
         """
         for item in reversed(self.request.media):

@@ -6,9 +6,9 @@
     post d, which came in           │    1 │ ▢▢   │
     round                         0 │  1   │  2   │  3
 
-What comes while others wait has its place in the next round, so each round comes to an end. In a round a post has so
-many prompt tokens as a step takes. What it has beyond them waits in later rounds. Requests of one round wait as they
-arrived; so where each post has one prompt, all do.
+A request that comes while others wait gets its place in the next round, so each round ends. In a round a post has as
+many prompt tokens as a step takes, and its other prompts wait in later rounds. Requests of one round keep the order of
+their arrival; so where each post has one prompt, all requests do.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jsg.cache.watch import num_common
 from jsg.types import Request
 
 ROUND = 2**40
-"""By so much the places of a round are larger than those of the round before. It is more than all requests."""
+"""How much larger the places of a round are than those of the round before: more than there are requests."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,7 +43,7 @@ class Rounds:
     """Gives each request its place.
 
     Attributes:
-        now: The present round. It never goes back, so nothing that comes gets a place before what has waited for long.
+        now: The present round. It never goes back, so no new request gets a place before one that has waited for long.
     """
 
     def __init__(self, num_tokens: int) -> None:
@@ -55,10 +55,10 @@ class Rounds:
         self._posts: dict[str, _Post] = {}
 
     def enter(self, request: Request, first: int | None) -> int:
-        """The place of a request, which grows with the time of its turn. So many before it are those of its branches.
+        """The place of a request; later turns have larger places. The places just before it belong to its branches.
 
         Args:
-            request: The request. What its prompt has in common with the last one of its post does not count.
+            request: The request. What its prompt has in common with the last prompt of its post does not count.
             first: The first place of those that wait; None if nobody does.
         """
         self.now = max(self.now, self._last if first is None else first // ROUND)

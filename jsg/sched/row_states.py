@@ -26,9 +26,9 @@ class WindowRows:
         self._pages = pages
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
-        """Notes that a row goes on behind a cached prefix, all of which can be used.
+        """Notes that a row continues a cached prefix, all of which can be used.
 
-        That of a joined request begins behind the branches, whose windows are kept for it (`Placement.before`).
+        The prefix of a joined request begins after the branches, whose windows are kept for it (`Placement.before`).
         """
         firsts = [int(group.first_needed(len(match.pages))) for group in self._groups]
         for group, first in zip(self._groups, firsts, strict=True):
@@ -38,8 +38,8 @@ class WindowRows:
     def move(self, places: Sequence[Placement], num_next: int) -> None:
         """Gives up what rows no longer read, before a step is planned that may take `num_next` parts at most.
 
-        What the step before reads may be written by the next one only. As long as there is room for the step, a window
-        moves by several pages at a time.
+        The step before may still read it, so no earlier step than the planned one may write there. As long as there is
+        room for the step, a window moves by several pages at a time.
         """
         for index, group in enumerate(self._groups):
             stride = group.stride if group.num_available >= num_next else 0
@@ -84,8 +84,8 @@ class WindowRows:
 class StateRows:
     """In which slots the rows have their states (`RowState`), and which of them are kept.
 
-    A state is kept as no copy: the step reads it where it is, and writes to another slot. So it is with a snapshot, and
-    with what a row has before drafts: if one of these is wrong, the next step reads the old state again.
+    Nothing is copied to keep a state: the next step reads it where it is, and writes to another slot. Snapshots are
+    kept so, and the state before drafts: if a draft is wrong, the next step reads the old state again.
 
     Args:
         slots: The slots.
@@ -99,7 +99,7 @@ class StateRows:
         self._page_size = page_size
 
     def admit(self, place: Placement, match: PrefixMatch) -> None:
-        """Gives a row a slot, and the state of the cached prefix behind which it goes on."""
+        """Gives a row a slot, and the state of the cached prefix that it continues."""
         own = place.state = RowState(self._slots.take())
         if place.num_applied:
             own.origin = own.above = state = self._slots.find(self._last_page(place))
@@ -111,7 +111,7 @@ class StateRows:
         return int(self._pages[place.row, place.num_applied // self._page_size - 1])
 
     def _read(self, own: RowState, state: State) -> None:
-        """Lets the next step of a row read a state, which stays so long."""
+        """Lets the next step of a row read a state, which stays until then."""
         self._slots.use(state)
         own.read.append(state)
 

@@ -221,7 +221,7 @@ class Scheduler:
         return True
 
     def _plan_decode(self) -> list[BatchEntry]:
-        """One token for every request that decodes, behind those that its state lacks."""
+        """One token for every request that decodes, after those that its state lacks."""
         entries = []
         for running in self.running:
             place = placement(running)
@@ -318,7 +318,7 @@ class Scheduler:
     def _admit(self, running: RunningRequest, now_s: float) -> WaitReason | None:
         """Gives a request a row with its cached prefix, if there should be memory for the rest; or says what it lacks.
 
-        That is a STATE if this step makes one with which the next one can admit it.
+        It lacks a STATE if this step makes one with which the next step can admit it.
         """
         if not self.table.num_free_rows:
             return WaitReason.ROWS
@@ -354,7 +354,7 @@ class Scheduler:
     def _have_room(self, num_pages: int) -> bool:
         """Whether there are so many pages beside those that running requests will need. Ends holds to free pages.
 
-        Of parts in windows a request needs few of its pages' at a time: see `_have_parts`.
+        A request needs the parts in windows of few of its pages at a time: see `_have_parts`.
         """
         if self._estimate.promised_pages is None:
             expected = (self._expected_pages(r, placement(r).num_dispatched) for r in self.running)
@@ -382,7 +382,7 @@ class Scheduler:
         return True
 
     def _expected_pages(self, running: RunningRequest, num_there: int) -> int:
-        """How many pages a request is expected to need behind its first `num_there` tokens."""
+        """How many pages a request is expected to need after its first `num_there` tokens."""
         return self.table.pages_for(self._expected_tokens(running, num_there))
 
     def _expected_tokens(self, running: RunningRequest, num_there: int) -> int:

@@ -23,9 +23,9 @@ from jsg.types import Request
 POOL_TERMS = ("free", "evictable", "protected", "uncached")
 """What the pages of the pool are, each exactly one of these."""
 LEAST_AGAIN = 32
-"""A prefix that is cached so far beyond the last state of it gets a state at its end, since a second request has it."""
+"""A prefix that is cached so many tokens beyond its last state gets one at its end when a second request has it."""
 COLUMNS_PER_NODE = 128
-"""In the time that it takes to visit a node, so many columns of a row are copied for the device."""
+"""How many columns of a row are copied for the device in the time that a visit to a node takes."""
 
 
 @final
@@ -153,7 +153,7 @@ class RequestTable:
         """Gives a request a row and locks its longest cached prefix. There must be a free row.
 
         Returns:
-            Where it runs; None if the step that is planned makes what it takes to use more of that prefix later.
+            Where it runs; None if the planned step makes a state with which more of that prefix can be used later.
         """
         match = self._match(running)
         num_cached, num_usable = match.num_tokens, self._num_usable(running, match)
@@ -176,7 +176,8 @@ class RequestTable:
     def _match(self, running: RunningRequest) -> PrefixMatch:
         """The longest cached prefix of a waiting request.
 
-        A state that has its last token already can be read for it once more, where keys and values end before it.
+        Where all that it may take is cached, and a state that includes the last token too, it takes that state: the
+        last token runs again only for what is sampled after it.
         """
         assert running.watch is not None, "a request waits until it is admitted"
         match = self._cache.match_watched(running.watch)
@@ -188,11 +189,11 @@ class RequestTable:
 
     @property
     def _reads_again(self) -> bool:
-        """Whether a last token can run that the state has already. Windows would see one token more then."""
+        """Whether the last token can run although the state includes it. Windows would see one token more then."""
         return self.slots is not None and self.page_size == 1 and not self.windows
 
     def _points(self, running: RunningRequest, num_usable: int, num_cached: int) -> dict[int, int]:
-        """See `RowState.points`. Those that nobody names are where it parts from what is cached, or from who waits."""
+        """See `RowState.points`. Those that no client names are where it parts from the cache or a waiting request."""
         request = running.request
         points = {request.turn_end: 1} | dict.fromkeys(request.snapshot_at, 2)
         if request.hold:
@@ -248,8 +249,8 @@ class RequestTable:
     def admit_joined(self, running: RunningRequest, branches: Sequence[KeptPrefix]) -> Placement:
         """Gives a joined request a row with the pages of its branches one after another, and takes over these pages.
 
-        Behind them come the pages that the tree has of its own path, which begins with the first page that is not one
-        of the branches. So pages that are copied from branches are shared too, and only the missing ones are copied.
+        After them come the pages that the tree has of its own path, which begins with the first page that belongs to no
+        branch. So pages that are copied from branches are shared too, and only the missing ones are copied.
 
         There must be a free row, and pages for the copies. The first branch must list all its pages, and the others
         list their pages from the end of the prefix on.
@@ -303,7 +304,7 @@ class RequestTable:
         return dataclasses.replace(report, matched_tokens=matched, matchable_tokens=matchable, first_difference=behind)
 
     def _why_new(self, running: RunningRequest, tokens: np.ndarray, position: int, matched: int) -> MissReason:
-        """Why these tokens differ from what is cached, at a position of the row and behind `matched` of them."""
+        """Why these tokens differ from what is cached, at a position of the row and after `matched` of them."""
         request = running.request
         if any(item.start <= position < item.end for item in request.media):
             return MissReason.PICTURE

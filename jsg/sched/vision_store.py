@@ -5,13 +5,13 @@ images, and the text model reads them in place of embeddings. When a step is pla
 are encoded and where their features go.
 
 An item is an image or a video. Its features are found again by its digest, within a namespace: the time that an answer
-takes must not tell a client whether another client has sent the same image. Features stay until their rows are needed,
+takes must not show a client whether another client has sent the same image. Features stay until their rows are needed,
 and the longest unused go first. Two kinds of rows are never taken: the rows that the planned step reads, and the rows
 of an item inside which a chunk of a prompt ended (its pin). A step is planned for as many tokens as have room for their
 features. No request waits for ever:
 
 - An item that does not fit the pool is refused, so each item has room when it is alone.
-- A request with a pin goes on inside of its item and needs no more room. Behind the item the pin ends.
+- A request with a pin goes on inside of its item and needs no more room. After the item the pin ends.
 - If an item finds no room, no request begins another item in that round, not even a stored one. Otherwise one pin could
   follow another for ever. Chunks are planned oldest first, so pins end one after another until the oldest request has
   its room, whatever arrives meanwhile.

@@ -1,11 +1,11 @@
-"""For what the waiting requests wait, and for how long. No decision depends on it.
+"""What the waiting requests wait for, and for how long. No decision depends on it.
 
     the queue waits for    next_step │ rows ······· │ pages ··· │ rows ····
     a request                     └────────── its seconds ─────────┘
 
-All requests of the queue wait for one thing: for what the request lacks whose turn it is. So a step notes one reason,
-however many wait, and a request gets the seconds by which the sums have grown between its coming and its going. Few
-wait for something of their own: those that the step has looked at and passed, and joined requests.
+All requests of the queue wait for one thing: for what the request lacks that is next. So a step notes one reason,
+however many requests wait, and a request gets the seconds by which the sums have grown between its coming and its
+going. Few wait for something of their own: those that the step has looked at and passed, and joined requests.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Waits:
         return counts
 
     def advance(self, now_s: float) -> None:
-        """Notes the time. It is that of all that is noted until the next call."""
+        """Notes the time, which holds for all that is noted until the next call."""
         if now_s > self._now_s:
             self._sums[self._reason] += now_s - self._now_s
             self._now_s = now_s
@@ -73,7 +73,7 @@ class Waits:
         self._waits[running] = _Wait(None, self._now_s, self._sums.copy())
 
     def end(self, running: RunningRequest) -> Waited:
-        """A request does not wait any more, or it did not. Returns for how many seconds it has waited since `begin`."""
+        """A request waits no longer, or never did. Returns for how many seconds it has waited since `begin`."""
         wait = self._waits.pop(running, None)
         if wait is None:
             return {}

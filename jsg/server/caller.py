@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-import uuid
+import secrets
 from typing import Annotated, Any, final
 
 from fastapi import Depends, Request
@@ -59,7 +59,7 @@ class ApiCall:
     user: str | None = None
     observer: Observer | None = None
     is_let_in: bool = False
-    post: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+    post: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))
 
 
 def state_of(scope: Scope) -> dict[str, Any]:
@@ -78,7 +78,7 @@ async def _current_caller(request: Request) -> Caller:
 
 async def _current_call(request: Request) -> ApiCall:
     exchange = state_of(request.scope).get("exchange")
-    return ApiCall(caller=caller_of(request.scope), route=request.url.path, observer=exchange)
+    return ApiCall(caller=caller_of(request.scope), route=request.scope["path"], observer=exchange)
 
 
 CurrentCaller = Annotated[Caller, Depends(_current_caller)]

@@ -14,8 +14,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jsg.server.http.access import RequireKey
-from jsg.server.http.call_route import CallRoute
 from jsg.server.http.failures import FORESEEN, respond_to_failure
+from jsg.server.http.json_body import JsonRoute
 from jsg.server.http.methods import answer_head
 from jsg.server.http.origins import CheckOrigin
 from jsg.server.http.request_id import more_headers_of, name_request
@@ -52,7 +52,7 @@ class Gate:
         self._direct: dict[str, Answer] = {
             route.path: route.get_route_handler()
             for route in routes
-            if isinstance(route, CallRoute) and route.is_direct
+            if isinstance(route, JsonRoute) and route.body_field is not None
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,9 +5,9 @@ import contextlib
 import dataclasses
 import functools
 import random
+import secrets
 import time
-import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from jsg.config import ServerConfig
@@ -77,8 +77,8 @@ class Generation:
         # wait too long for each other, and the grammars of other requests would wait for all of them.
         self._grammar_turns = asyncio.Semaphore(AT_ONCE)
 
-    @contextlib.asynccontextmanager
-    async def run(self, *, is_read: bool = True) -> AsyncGenerator[Deltas]:
+    @contextlib.contextmanager
+    def run(self, *, is_read: bool = True) -> Iterator[Deltas]:
         """Generates all answers side by side during the block, which may be left early. May be entered once.
 
         Args:
@@ -87,20 +87,19 @@ class Generation:
         Raises:
             ShuttingDownError, RateLimitError, RequestError: The request is not let in.
         """
-        tenant, is_let_in = self.call.caller.tenant, self.call.is_let_in
-        try:
-            self._admission.check(tenant, len(self.answers), is_let_in=is_let_in)
-        except QueueFullError as error:
-            for observer in self._observers:
-                observer.on_start(self._begun)
-                observer.on_end(self._begun, error)
-            raise
-        with self._admission.enter(tenant, len(self.answers), is_let_in=is_let_in) as leave:
-            async with self._under_way(is_read=is_read, leave=leave) as deltas:
-                yield deltas
+        entering = self._admission.enter(self.call.caller.tenant, len(self.answers), is_let_in=self.call.is_let_in)
+        with contextlib.ExitStack() as stack:
+            try:
+                leave = stack.enter_context(entering)
+            except QueueFullError as error:
+                for observer in self._observers:
+                    observer.on_start(self._begun)
+                    observer.on_end(self._begun, error)
+                raise
+            yield stack.enter_context(self._under_way(is_read=is_read, leave=leave))
 
-    @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncGenerator[Deltas]:
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Deltas]:
         """Holds the prompt of its one answer, whose request is a hold, in the cache. May be entered once.
 
         There is a delta without finish once the prompt is cached. The last delta comes when the hold ends by itself:
@@ -110,23 +109,26 @@ class Generation:
         Raises:
             ShuttingDownError, RateLimitError: The hold is not let in.
         """
-        with self._admission.hold(self.call.caller.tenant) as self._watch_hold:
-            async with self._under_way(is_read=True, leave=lambda: None) as deltas:
-                yield deltas
+        with (
+            self._admission.hold(self.call.caller.tenant) as self._watch_hold,
+            self._under_way(is_read=True, leave=_nothing) as deltas,
+        ):
+            yield deltas
 
     async def complete(self) -> None:
         """Generates all answers to their ends. Raises as `run` and `Deltas`."""
-        async with self.run(is_read=False) as deltas:
+        with self.run(is_read=False) as deltas:
             async for _ in deltas:
                 pass
 
-    @contextlib.asynccontextmanager
-    async def _under_way(self, *, is_read: bool, leave: Callable[[], None]) -> AsyncGenerator[Deltas]:
+    @contextlib.contextmanager
+    def _under_way(self, *, is_read: bool, leave: Callable[[], None]) -> Iterator[Deltas]:
         self._leave, self._deltas = leave, Deltas(len(self.answers))
         ending: BaseException | None = None
         for observer in self._observers:
             observer.on_start(self._begun)
-        beginning = asyncio.create_task(self._begin_all(is_read=is_read))
+        loop = asyncio.get_running_loop()
+        beginning = asyncio.Task(self._begin_all(is_read=is_read), loop=loop, eager_start=True)
         try:
             self._watch_time()
             yield self._deltas
@@ -226,9 +228,10 @@ class Generator:
         config: ServerConfig | None = None,
         observers: Sequence[Observer] = (),
         has_several_keys: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.admission = Admission(
+        self.admission = admission or Admission(
             config or ServerConfig(), capacity=lambda: client.most_requests, has_several_keys=has_several_keys
         )
         self.share = LoopShare()
@@ -277,10 +280,11 @@ class Generator:
             QueueFullError: Stop patterns could not be compiled in time.
             ShuttingDownError, RateLimitError: There are stop patterns, and the request is not let in.
         """
+        info = self.info
         for prompt in prompts:
-            prompt.check_task(self.info.embedder)
+            prompt.check_task(info.embedder)
             num_new = 0 if prompt.embed else prompt.sampling.max_new_tokens
-            check_length(len(prompt.input_ids), num_new, self.info.max_request_tokens)
+            check_length(len(prompt.input_ids), num_new, info.max_request_tokens)
         for grammar in {id(prompt.sampling): prompt.sampling.grammar for prompt in prompts}.values():
             if isinstance(grammar, GrammarSpec):
                 check_names(grammar, self.markers)
@@ -303,7 +307,7 @@ class Generator:
                 f"answers), but this request asks for up to {num_scores}; ask for fewer alternatives or new tokens, or "
                 "send several requests",
             )
-        if self.info.caches_states:
+        if info.caches_states:
             prompts = await self.beside(functools.partial(with_common_point, prompts), num_tokens)
         makers = await self._finders(call, [prompt.sampling for prompt in prompts], num_answers)
         answers: list[Answer] = []
@@ -311,7 +315,7 @@ class Generator:
             units = prompt.sampling.n / PER_UNIT + len(prompt.input_ids) / IDS_PER_UNIT
             await self.share.turn(call.caller.tenant, units)
             marked = altered(prompt, post=call.post)
-            answers += marked.answers(self.tokenizer, self._seeds.getrandbits(63), self.info.vocab_size, patterns)
+            answers += marked.answers(self.tokenizer, self._seeds.getrandbits(63), info.vocab_size, patterns)
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
         return Generation(call, prompts, answers, self._client, self.admission, self.share, observers)
 
@@ -336,7 +340,7 @@ class Generator:
 
 def new_rid() -> str:
     """A name for a request that its client did not name."""
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def _nothing(*_: Any) -> None:

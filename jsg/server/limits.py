@@ -54,7 +54,6 @@ class DrainRate:
         return min(max(math.ceil(num_ends * seconds_per_end), 1), MAX_RETRY_AFTER_S)
 
 
-@final
 class Admission:
     """Lets requests in, as long as the server is not ending and there is room for all of their answers.
 

@@ -65,14 +65,14 @@ class LoopShare:
             asyncio.get_running_loop().call_soon(self._renew)
 
     def _renew(self) -> None:
-        """Begins the next turn. Work that was larger than its turn is paid for by the turns behind it."""
+        """Begins the next turn. Work that was larger than its turn is paid for by the turns after it."""
         self._is_due, self._begun = False, 0.0
         self._left = min(self._left + UNITS, UNITS)
         while self._lines and self._left > 0:
             tenant, line = self._lines.popitem(last=False)
             waiting, units = line.popleft()
             if line:
-                self._lines[tenant] = line  # behind all others
+                self._lines[tenant] = line  # after all others
             if not waiting.done():  # else nobody waits for it any more
                 self._begin(units)
                 waiting.set_result(None)

@@ -35,7 +35,7 @@ class MediaSource:
     """The place of a picture or a video.
 
     Attributes:
-        url: A `data:` URL, an `http` or `https` URL, or a file in base64 with nothing around it. Frames may stand in
+        url: A `data:` URL, an `http` or `https` URL, or a file in base64 with nothing around it. Frames may be in
             place of a video's file, as `read_base64` takes them.
         num_frames: How many frames of a video are shown; None for the usual number.
     """

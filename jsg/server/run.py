@@ -7,20 +7,16 @@ probes see 503 for a moment before the exit.
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import ipaddress
 import json
 import logging
 import shlex
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Never, final
-
-import uvicorn
+from typing import Any, Never
 
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.child.log import ServerLog
@@ -29,33 +25,24 @@ from jsg.engine.child.parent import end_at_once
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.fleet import open_engines
 from jsg.engine.front.served import ServedEngine
-from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import ConfigError, JsgError
-from jsg.malloc import set_thresholds
-from jsg.processing.media_prompt import MediaReader
-from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.app import create_app
 from jsg.server.ending import EndRequest, drain, on_signals
 from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.garbage import collect_garbage
-from jsg.server.generation import Generator
-from jsg.server.http.access import KeyRing, has_keys
-from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, allow_more_files, http_protocol
-from jsg.server.media_sources import MediaSources, media_limits
+from jsg.server.http.access import has_keys
+from jsg.server.http.http_protocol import allow_more_files
+from jsg.server.opening import MOST_WAITING, Directories, HttpServer, give_back_buffers, open_front
 from jsg.server.progress import StartDisplay
 from jsg.server.service_manager import READY, notify
 from jsg.server.telemetry.telemetry import Telemetry
-from jsg.server.text_threads import TextThreads
-from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.server.workers.pool import Workers, num_workers
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 2048  # connections that the kernel keeps until they are accepted
 FIRST_REQUEST_S = 1.0
 """For so long after it is ready the server begins no other work: the request that it was started for comes now."""
-CLOSE_S = 2  # for the last bytes of responses under way
 DEATH_NOTICE_S = 1.0  # probes see 503 for so long after the engine's death
-MMAP_THRESHOLD_BYTES = 128 * 2**10  # glibc's own at the start
 
 
 async def serve(
@@ -84,7 +71,7 @@ async def serve(
         EngineDeadError: The engine process ended; of several, all of them.
         JsgError: The engine's start raised it.
     """
-    _give_back_buffers()
+    give_back_buffers()
     allow_more_files()
     # First, because whoever sees that the server listens may send a signal.
     told_to_end = on_signals(EndRequest(server), children)
@@ -111,7 +98,7 @@ async def serve_until(
     client: ServedEngine,
     engine: EngineConfig,
     server: ServerConfig,
-    directories: "Directories",
+    directories: Directories,
     started_at: float,
     greet: Callable[[str], None],
 ) -> None:
@@ -128,21 +115,6 @@ async def serve_until(
         await client.close()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Directories:
-    """The directories of the files that the front reads."""
-
-    tokenizer: Path
-    model: Path | None
-
-    def load(self, server: ServerConfig) -> tuple[Tokenizer, MediaReader | None]:
-        """The tokenizer, and the reader of pictures for a model that sees."""
-        tokenizer = load_tokenizer(self.tokenizer)
-        if self.model is None:
-            return tokenizer, None
-        return tokenizer, ModelMediaReader.of_model(self.model, tokenizer, media_limits(server))
-
-
 async def _serve(
     told_to_end: EndRequest,
     client: ServedEngine,
@@ -154,24 +126,38 @@ async def _serve(
     greet: Callable[[str], None],
 ) -> None:
     door = FrontDoor()
-    http = _HttpServer(_uvicorn_config(door, server, telemetry))
+    http = HttpServer(create_app(door, server, telemetry), door, telemetry)
     listener = _listen(server)
     _warn_if_open_to_all(listener, server)
-    serving = asyncio.create_task(http.serve([listener]))
-    opening = asyncio.create_task(_open(client, engine, server, telemetry, directories, door.threads))
+    workers = Workers(num, engine, server, directories) if (num := num_workers(server)) else None
+    serving = asyncio.create_task(http.serve([] if workers else [listener]))
+    if workers is not None:
+        telemetry.add_workers(workers)
+        await asyncio.sleep(0)  # uvicorn starts
+        workers.start(listener, http)
+    opening = asyncio.create_task(open_front(client, engine, server, telemetry, directories, door.threads))
     dying = asyncio.create_task(client.death())
     ending = asyncio.create_task(told_to_end.is_made.wait())
     warming = asyncio.create_task(client.grammars.warm())  # while the engine loads
+
+    def has_requests() -> bool:
+        return bool(http.server_state.tasks) or (workers is not None and workers.has_requests)
+
     try:
         await asyncio.wait({serving, opening, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             return
         door.front = await opening
+        if workers is not None:
+            workers.open(door.front)
+            await workers.ready()
         greet(_greeting(door.front, listener, time.monotonic() - started_at))
         notify(READY)
         await asyncio.wait({serving, dying, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not dying.done():
-            draining = asyncio.create_task(drain(told_to_end, door, lambda: bool(http.server_state.tasks)))
+            if workers is not None:
+                workers.note_ending()
+            draining = asyncio.create_task(drain(told_to_end, door, has_requests))
             await asyncio.wait({draining, dying}, return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()
         if dying.done():
@@ -179,37 +165,13 @@ async def _serve(
             raise await dying
     finally:
         http.should_exit = True
+        if workers is not None:
+            await workers.close(listener)
+            listener.close()
         await serving
         for task in (opening, dying, ending, warming):
             task.cancel()
         door.threads.close()
-
-
-async def _open(
-    client: ServedEngine,
-    engine: EngineConfig,
-    server: ServerConfig,
-    telemetry: Telemetry,
-    directories: Directories,
-    threads: TextThreads,
-) -> Front:
-    """Loads the tokenizer and the reader of pictures while the engine loads the model."""
-    (tokenizer, reader), _ = await asyncio.gather(asyncio.to_thread(directories.load, server), client.ready())
-    has_several_keys = KeyRing.of(server).has_several_users
-    if has_several_keys:
-        client.take_turns()
-    generator = Generator(
-        client,
-        tokenizer,
-        random_seed=engine.random_seed,
-        threads=threads,
-        config=server,
-        observers=telemetry.observers,
-        has_several_keys=has_several_keys,
-    )
-    info = client.info
-    chat = ChatPrompt(tokenizer, info.max_request_tokens, reader, caches_states=info.caches_states)
-    return Front(client, generator, chat, threads, engine, server, MediaSources(reader, threads, server))
 
 
 async def _tidy(client: ServedEngine) -> None:
@@ -218,51 +180,6 @@ async def _tidy(client: ServedEngine) -> None:
         await client.ready()
         await asyncio.sleep(FIRST_REQUEST_S)
         await collect_garbage(lambda: sum(each.num_under_way for each in client.engines))
-
-
-@final
-class _HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handling, which raises the signal again at the end: the exit status would not be 0.
-
-    It lets more connections wait to be accepted than it accepts at once.
-    """
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to listen."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(MOST_WAITING)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _uvicorn_config(door: FrontDoor, server: ServerConfig, telemetry: Telemetry) -> uvicorn.Config:
-    return uvicorn.Config(
-        create_app(door, server, telemetry),
-        http=http_protocol(is_ending=lambda: door.is_ending, on_refusal=telemetry.on_refusal),
-        ws="none",
-        backlog=ACCEPTED_AT_ONCE,
-        loop="asyncio",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=CLOSE_S,
-    )
-
-
-def _give_back_buffers() -> None:
-    """Keeps large buffers out of glibc's heap, by fixing its threshold for large blocks at the initial value.
-
-    asyncio receives into buffers of 256 KiB. By default glibc raises the threshold to the size of a freed buffer, so
-    that further buffers are in the heap and leave holes there: in 39 000 requests the free heap grew from 3.5 to 9.6 MB
-    while 18 MB stayed in use.
-    """
-    if sys.platform == "linux":
-        set_thresholds(MMAP_THRESHOLD_BYTES)
 
 
 def _listen(server: ServerConfig) -> socket.socket:

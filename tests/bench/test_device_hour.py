@@ -398,6 +398,17 @@ def test_products_that_xla_makes_faster_are_left_to_it():
     assert "int8 are slower than XLA's for 256 rows" in what and "few_bits_columns" in found[what]
 
 
+def test_a_kernel_for_chunks_is_advised_if_it_loses_after_no_prefix():
+    for cudnn, mosaic, advised_one in ((0.97, 1.4, "by_cudnn"), (2.4, 1.4, "by_mosaic"), (2.4, 2.2, None)):
+        figures = [
+            figure(f"{name} {cached}", [ms], kind="attention-prefill", implementation=name, length=8192, cached=cached)
+            for name, first, after in (("triton", 2.1, 6.0), ("cudnn", cudnn, 5.9), ("mosaic", mosaic, 6.1))
+            for cached, ms in ((0, first), (8192, after))
+        ]
+        found = advised(record("prefill", *figures))
+        assert [do.split()[1] for do in found.values() if '"chunks"' in do] == ([advised_one] if advised_one else [])
+
+
 def test_wrong_numbers_make_speeds_doubtful():
     wrong = figure("attention error, decode", [0.3], kind="error", at_most=0.05, is_right=False, op="paged_attention")
     records = {

@@ -46,7 +46,7 @@ def tools(folder: pathlib.Path) -> list[Tool]:
     files |= set((folder / "multi_turn_func_doc").glob("*.json"))
     found: dict[str, Tool] = {}
     for function in (function for file in sorted(files) for function in _functions(file)):
-        tool = Tool(function["name"].replace(".", "_"), _schema(function["parameters"], is_property=False))
+        tool = Tool(function["name"].replace(".", "_"), None, _schema(function["parameters"], is_property=False))
         found.setdefault(json.dumps([tool.name, tool.parameters]), tool)
     return list(found.values())
 

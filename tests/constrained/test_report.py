@@ -23,7 +23,7 @@ def test_what_is_an_annotation_in_a_structural_tag_is_named_with_its_place():
 
 
 def test_what_is_an_annotation_in_a_tool_is_named():
-    tools = [Tool("paint", COLOUR), Tool("wait", {"properties": {"s": {"minimun": 1}}}), Tool("stop")]
+    tools = [Tool("paint", None, COLOUR), Tool("wait", None, {"properties": {"s": {"minimun": 1}}}), Tool("stop")]
     spec = tools_to_structural_tag(tools, "auto", DIALECTS["hermes"])
     formats, keywords = check_grammar(spec).annotations
     assert formats.startswith("format 'colour' at #/properties/c/format in the structural tag.format.tags[0]")

@@ -9,8 +9,9 @@ from typing import Any
 VOCAB = 512
 
 
-def small(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
-    """A small config; a field of None is absent."""
+def small(names: str, **fields: Any) -> dict[str, Any]:
+    """A small config of an architecture and a model type; a field of None is absent."""
+    architecture, model_type = names.split()
     shape = {
         "architectures": [architecture],
         "model_type": model_type,
@@ -36,9 +37,9 @@ _QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_s
 _EVEN = {"num_experts": 6}
 """So that two groups of devices can share them."""
 _QWEN2_MOE = small(
-    "Qwen2MoeForCausalLM", "qwen2_moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=48, num_hidden_layers=3
+    "Qwen2MoeForCausalLM qwen2_moe", **_QWEN_EXPERTS, shared_expert_intermediate_size=48, num_hidden_layers=3
 )
-_QWEN3_MOE = small("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_EXPERTS, norm_topk_prob=True)
+_QWEN3_MOE = small("Qwen3MoeForCausalLM qwen3_moe", **_QWEN_EXPERTS, norm_topk_prob=True)
 
 _GROWTH = {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 32}
 _GROWING = {
@@ -51,12 +52,7 @@ _GROWING = {
     "mscale_all_dim": 1.0,
     **_GROWTH,
 }
-_GRANITE = {
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 0.9,
-    "residual_multiplier": 0.4,
-    "attention_multiplier": 0.1,
-}
+_GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 0.9, "residual_multiplier": 0.4, "attention_multiplier": 0.1}
 
 _LATENT = {
     "num_key_value_heads": 6,
@@ -85,8 +81,9 @@ _TOWER = {
 }
 
 
-def around(architecture: str, model_type: str, text: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def around(names: str, text: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """A model around a text model; its small tower is there, and is not read."""
+    architecture, model_type = names.split()
     half = {name: value for name, value in text.items() if name not in ("architectures", "tie_word_embeddings")}
     return {"architectures": [architecture], "model_type": model_type, "text_config": half, **fields}
 
@@ -230,10 +227,9 @@ _NEMOTRON_H = {
 }
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "granitemoehybrid": small("GraniteMoeHybridForCausalLM", "granitemoehybrid", **_GRANITE_HYBRID),
+    "granitemoehybrid": small("GraniteMoeHybridForCausalLM granitemoehybrid", **_GRANITE_HYBRID),
     "granitemoehybrid_experts": small(
-        "GraniteMoeHybridForCausalLM",
-        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM granitemoehybrid",
         **{**_GRANITE_HYBRID, "mamba_n_groups": 1, "mamba_d_state": 32, "num_local_experts": 6},
         num_experts_per_tok=3,
         mamba_conv_bias=False,
@@ -241,8 +237,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     )
     | {"position_embedding_type": "rope", "layer_types": ["attention", "mamba", "attention", "mamba"]},
     "lfm2": small(
-        "Lfm2ForCausalLM",
-        "lfm2",
+        "Lfm2ForCausalLM lfm2",
         **_LFM2,
         conv_bias=True,
         conv_L_cache=4,
@@ -250,11 +245,9 @@ OTHERS: dict[str, dict[str, Any]] = {
         layer_types=["conv", "conv", "full_attention", "conv"],
     ),
     "lfm2_around": around(
-        "Lfm2VlForConditionalGeneration",
-        "lfm2_vl",
+        "Lfm2VlForConditionalGeneration lfm2_vl",
         small(
-            "Lfm2ForCausalLM",
-            "lfm2",
+            "Lfm2ForCausalLM lfm2",
             **_LFM2,
             full_attn_idxs=[0, 2],
             block_ff_dim=130,
@@ -266,10 +259,9 @@ OTHERS: dict[str, dict[str, Any]] = {
         image_token_id=500,
         tie_word_embeddings=True,
     ),
-    "lfm2_moe": small("Lfm2MoeForCausalLM", "lfm2_moe", **{**_LFM2, **_LFM2_EXPERTS, **_EVEN}, num_dense_layers=1),
+    "lfm2_moe": small("Lfm2MoeForCausalLM lfm2_moe", **{**_LFM2, **_LFM2_EXPERTS, **_EVEN}, num_dense_layers=1),
     "lfm2_moe_unbiased": small(
-        "Lfm2MoeForCausalLM",
-        "lfm2_moe",
+        "Lfm2MoeForCausalLM lfm2_moe",
         **{**_LFM2, **_LFM2_EXPERTS, "tie_word_embeddings": None},
         tie_embedding=True,
         num_dense_layers=2,
@@ -279,10 +271,9 @@ OTHERS: dict[str, dict[str, Any]] = {
         conv_bias=True,
         conv_L_cache=2,
     ),
-    "nemotron_h": small("NemotronHForCausalLM", "nemotron_h", **_NEMOTRON_H, hybrid_override_pattern="M-MM*-"),
+    "nemotron_h": small("NemotronHForCausalLM nemotron_h", **_NEMOTRON_H, hybrid_override_pattern="M-MM*-"),
     "nemotron_h_moe": small(
-        "NemotronHForCausalLM",
-        "nemotron_h",
+        "NemotronHForCausalLM nemotron_h",
         **{**_NEMOTRON_H, "mamba_head_dim": 16, "use_conv_bias": False},
         layers_block_type=["moe", "mamba", "mlp", "attention", "mamba", "moe"],
         n_routed_experts=6,
@@ -295,8 +286,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         mlp_bias=True,
     ),
     "nemotron_h_latent": small(
-        "NemotronHForCausalLM",
-        "nemotron_h",
+        "NemotronHForCausalLM nemotron_h",
         **_NEMOTRON_H,
         layers_block_type=["mamba", "moe", "attention", "moe"],
         n_routed_experts=6,
@@ -306,26 +296,22 @@ OTHERS: dict[str, dict[str, Any]] = {
         moe_shared_expert_intermediate_size=48,
         mlp_bias=True,
     ),
-    "qwen3_5": small("Qwen3_5ForCausalLM", "qwen3_5_text", **_HYBRID),
+    "qwen3_5": small("Qwen3_5ForCausalLM qwen3_5_text", **_HYBRID),
     "qwen3_5_around": around(
-        "Qwen3_5ForConditionalGeneration",
-        "qwen3_5",
+        "Qwen3_5ForConditionalGeneration qwen3_5",
         small(
-            "Qwen3_5ForCausalLM",
-            "qwen3_5_text",
+            "Qwen3_5ForCausalLM qwen3_5_text",
             **{**_HYBRID, "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_value_head_dim": 16},
             layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
         ),
         vision_config=_SIGHT,
         tie_word_embeddings=True,
     ),
-    "qwen3_5_moe": small("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", **{**_HYBRID, **_HYBRID_EXPERTS, **_EVEN}),
+    "qwen3_5_moe": small("Qwen3_5MoeForCausalLM qwen3_5_moe_text", **{**_HYBRID, **_HYBRID_EXPERTS, **_EVEN}),
     "qwen3_5_moe_around": around(
-        "Qwen3_5MoeForConditionalGeneration",
-        "qwen3_5_moe",
+        "Qwen3_5MoeForConditionalGeneration qwen3_5_moe",
         small(
-            "Qwen3_5MoeForCausalLM",
-            "qwen3_5_moe_text",
+            "Qwen3_5MoeForCausalLM qwen3_5_moe_text",
             # Every token uses all experts, so that weights in few bits choose no other: a state would remember it.
             **{**_HYBRID, "num_hidden_layers": 3, **_HYBRID_EXPERTS, "num_experts": 4, "num_experts_per_tok": 4},
             full_attention_interval=2,
@@ -333,17 +319,15 @@ OTHERS: dict[str, dict[str, Any]] = {
         vision_config=_SIGHT | {"model_type": "qwen3_5_moe_vision"},
         tie_word_embeddings=False,
     ),
-    "qwen3_next": small("Qwen3NextForCausalLM", "qwen3_next", **{**_QWEN3_NEXT, **_EVEN}),
+    "qwen3_next": small("Qwen3NextForCausalLM qwen3_next", **{**_QWEN3_NEXT, **_EVEN}),
     "qwen3_next_mixed": small(
-        "Qwen3NextForCausalLM",
-        "qwen3_next",
+        "Qwen3NextForCausalLM qwen3_next",
         **{**_QWEN3_NEXT, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 3},
         mlp_only_layers=[1],
         norm_topk_prob=False,
     ),
     "kimi_linear": small(
-        "KimiLinearForCausalLM",
-        "kimi_linear",
+        "KimiLinearForCausalLM kimi_linear",
         **_KIMI_LINEAR,
         first_k_dense_replace=1,
         linear_attn_config={
@@ -359,8 +343,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     )
     | {"q_lora_rank": None},
     "kimi_linear_listed": small(
-        "KimiLinearForCausalLM",
-        "kimi_linear",
+        "KimiLinearForCausalLM kimi_linear",
         **_KIMI_LINEAR,
         layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
         mlp_layer_types=["sparse", "dense", "dense", "sparse"],
@@ -396,20 +379,18 @@ OTHERS: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
         "tie_word_embeddings": True,
     },
-    "seed_oss": small("SeedOssForCausalLM", "seed_oss", num_key_value_heads=3, attention_out_bias=True, mlp_bias=True),
-    "seed_oss_silent": small("SeedOssForCausalLM", "seed_oss", head_dim=32, num_attention_heads=4),
+    "seed_oss": small("SeedOssForCausalLM seed_oss", num_key_value_heads=3, attention_out_bias=True, mlp_bias=True),
+    "seed_oss_silent": small("SeedOssForCausalLM seed_oss", head_dim=32, num_attention_heads=4),
     "ministral": small(
-        "MinistralForCausalLM",
-        "ministral",
+        "MinistralForCausalLM ministral",
         sliding_window=24,
         num_hidden_layers=3,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
-    "ministral_all": small("MinistralForCausalLM", "ministral", sliding_window=40, head_dim=32),
-    "ministral3": small("Ministral3ForCausalLM", "ministral3", rope_theta=None, rope_parameters=_GROWING),
+    "ministral_all": small("MinistralForCausalLM ministral", sliding_window=40, head_dim=32),
+    "ministral3": small("Ministral3ForCausalLM ministral3", rope_theta=None, rope_parameters=_GROWING),
     "ministral3_window": small(
-        "Ministral3ForCausalLM",
-        "ministral3",
+        "Ministral3ForCausalLM ministral3",
         rope_theta=None,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0, **_GROWTH},
         sliding_window=40,
@@ -417,8 +398,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         head_dim=32,
     ),
     "deepseek_v3": small(
-        "DeepseekV3ForCausalLM",
-        "deepseek_v3",
+        "DeepseekV3ForCausalLM deepseek_v3",
         **_LATENT | {"qk_nope_head_dim": 12},
         q_lora_rank=24,
         num_hidden_layers=3,
@@ -433,8 +413,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         },
     ),
     "deepseek_v3_direct": small(
-        "DeepseekV3ForCausalLM",
-        "deepseek_v3",
+        "DeepseekV3ForCausalLM deepseek_v3",
         **_LATENT | {"v_head_dim": 16, "kv_lora_rank": 48},
         n_group=1,
         topk_group=1,
@@ -444,8 +423,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     )
     | {"q_lora_rank": None},
     "gpt_oss": small(
-        "GptOssForCausalLM",
-        "gpt_oss",
+        "GptOssForCausalLM gpt_oss",
         num_hidden_layers=3,
         num_attention_heads=12,
         num_key_value_heads=4,
@@ -455,8 +433,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         **_OSS_EXPERTS,
     ),
     "gpt_oss_clamped": small(
-        "GptOssForCausalLM",
-        "gpt_oss",
+        "GptOssForCausalLM gpt_oss",
         hidden_size=96,
         num_key_value_heads=3,
         layer_types=["full_attention", "sliding_attention"],
@@ -468,14 +445,13 @@ OTHERS: dict[str, dict[str, Any]] = {
         swiglu_alpha=1.25,
         **_OSS_EXPERTS | {"num_local_experts": 5, "num_experts_per_tok": 3},
     ),
-    "olmo2": small("Olmo2ForCausalLM", "olmo2", head_dim=None, hidden_size=96),
+    "olmo2": small("Olmo2ForCausalLM olmo2", head_dim=None, hidden_size=96),
     "olmo2_mha": small(
-        "Olmo2ForCausalLM", "olmo2", head_dim=None, hidden_size=96, num_key_value_heads=6, num_hidden_layers=3
+        "Olmo2ForCausalLM olmo2", head_dim=None, hidden_size=96, num_key_value_heads=6, num_hidden_layers=3
     ),
-    "smollm3": small("SmolLM3ForCausalLM", "smollm3", num_hidden_layers=4, no_rope_layer_interval=3, pad_token_id=0),
+    "smollm3": small("SmolLM3ForCausalLM smollm3", num_hidden_layers=4, no_rope_layer_interval=3, pad_token_id=0),
     "smollm3_window": small(
-        "SmolLM3ForCausalLM",
-        "smollm3",
+        "SmolLM3ForCausalLM smollm3",
         num_hidden_layers=3,
         no_rope_layers=[0, 1, 0],
         pad_token_id=0,
@@ -485,16 +461,14 @@ OTHERS: dict[str, dict[str, Any]] = {
         mlp_bias=True,
     ),
     "phi3": small(
-        "Phi3ForCausalLM",
-        "phi3",
+        "Phi3ForCausalLM phi3",
         head_dim=24,
         sliding_window=24,
         pad_token_id=0,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75},
     ),
     "phi3_longrope": small(
-        "Phi3ForCausalLM",
-        "phi3",
+        "Phi3ForCausalLM phi3",
         head_dim=None,
         hidden_size=96,
         num_key_value_heads=3,
@@ -506,8 +480,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
     ),
     "phi3_short": small(
-        "Phi3ForCausalLM",
-        "phi3",
+        "Phi3ForCausalLM phi3",
         head_dim=None,
         hidden_size=96,
         num_key_value_heads=6,
@@ -520,10 +493,9 @@ OTHERS: dict[str, dict[str, Any]] = {
             "long_factor": [9.0] * 8,
         },
     ),
-    "glm4": small("Glm4ForCausalLM", "glm4", pad_token_id=0),
+    "glm4": small("Glm4ForCausalLM glm4", pad_token_id=0),
     "glm4_whole": small(
-        "Glm4ForCausalLM",
-        "glm4",
+        "Glm4ForCausalLM glm4",
         head_dim=20,
         num_key_value_heads=3,
         num_hidden_layers=3,
@@ -533,8 +505,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
     ),
     "gemma2": small(
-        "Gemma2ForCausalLM",
-        "gemma2",
+        "Gemma2ForCausalLM gemma2",
         sliding_window=24,
         tie_word_embeddings=None,
         hidden_size=48,
@@ -544,8 +515,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         query_pre_attn_scalar=1,
     ),
     "gemma2_silent": small(
-        "Gemma2ForCausalLM",
-        "gemma2",
+        "Gemma2ForCausalLM gemma2",
         sliding_window=24,
         hidden_size=72,
         attention_bias=True,
@@ -554,8 +524,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         layer_types=["full_attention", "sliding_attention"],
     ),
     "gemma3": small(
-        "Gemma3ForCausalLM",
-        "gemma3_text",
+        "Gemma3ForCausalLM gemma3_text",
         sliding_window=24,
         tie_word_embeddings=None,
         hidden_size=48,
@@ -567,8 +536,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         rope_scaling={"rope_type": "linear", "factor": 8.0},
     ),
     "gemma3_nested": small(
-        "Gemma3ForCausalLM",
-        "gemma3_text",
+        "Gemma3ForCausalLM gemma3_text",
         sliding_window=24,
         hidden_size=72,
         query_pre_attn_scalar=30,
@@ -584,11 +552,9 @@ OTHERS: dict[str, dict[str, Any]] = {
         },
     ),
     "gemma3_around": around(
-        "Gemma3ForConditionalGeneration",
-        "gemma3",
+        "Gemma3ForConditionalGeneration gemma3",
         small(
-            "Gemma3ForCausalLM",
-            "gemma3_text",
+            "Gemma3ForCausalLM gemma3_text",
             hidden_size=72,
             query_pre_attn_scalar=16,
             rope_theta=None,
@@ -611,8 +577,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
     ),
     "gemma4": small(
-        "Gemma4ForCausalLM",
-        "gemma4_text",
+        "Gemma4ForCausalLM gemma4_text",
         **_GEMMA4,
         hidden_size=48,
         num_hidden_layers=6,
@@ -623,8 +588,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         vocab_size_per_layer_input=520,
     ),
     "gemma4_experts": small(
-        "Gemma4ForCausalLM",
-        "gemma4_text",
+        "Gemma4ForCausalLM gemma4_text",
         **_GEMMA4,
         num_hidden_layers=3,
         layer_types=["sliding_attention", "full_attention", "full_attention"],
@@ -639,11 +603,9 @@ OTHERS: dict[str, dict[str, Any]] = {
         moe_intermediate_size=32,
     ),
     "gemma4_around": around(
-        "Gemma4ForConditionalGeneration",
-        "gemma4",
+        "Gemma4ForConditionalGeneration gemma4",
         small(
-            "Gemma4ForCausalLM",
-            "gemma4_text",
+            "Gemma4ForCausalLM gemma4_text",
             **_GEMMA4 | {"global_head_dim": None, "num_key_value_heads": 6},
             hidden_size_per_layer_input=0,
             layer_types=["sliding_attention", "full_attention"],
@@ -663,14 +625,13 @@ OTHERS: dict[str, dict[str, Any]] = {
         },
         tie_word_embeddings=False,
     ),
-    "ernie4_5": small("Ernie4_5ForCausalLM", "ernie4_5", use_bias=True, num_key_value_heads=3),
+    "ernie4_5": small("Ernie4_5ForCausalLM ernie4_5", use_bias=True, num_key_value_heads=3),
     "ernie4_5_tied": small(
-        "Ernie4_5ForCausalLM", "ernie4_5", head_dim=24, rope_theta=2000.0, num_hidden_layers=3, tie_word_embeddings=None
+        "Ernie4_5ForCausalLM ernie4_5", head_dim=24, rope_theta=2000.0, num_hidden_layers=3, tie_word_embeddings=None
     ),
-    "cohere2": small("Cohere2ForCausalLM", "cohere2", **_COHERE),
+    "cohere2": small("Cohere2ForCausalLM cohere2", **_COHERE),
     "cohere2_biases": small(
-        "Cohere2ForCausalLM",
-        "cohere2",
+        "Cohere2ForCausalLM cohere2",
         **_COHERE,
         num_key_value_heads=3,
         layer_norm_eps=1e-3,
@@ -680,8 +641,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=None,
     ),
     "olmo3": small(
-        "Olmo3ForCausalLM",
-        "olmo3",
+        "Olmo3ForCausalLM olmo3",
         head_dim=None,
         hidden_size=96,
         num_hidden_layers=4,
@@ -695,8 +655,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         },
     ),
     "olmo3_nested": small(
-        "Olmo3ForCausalLM",
-        "olmo3",
+        "Olmo3ForCausalLM olmo3",
         head_dim=None,
         hidden_size=96,
         num_key_value_heads=6,
@@ -707,8 +666,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         rope_parameters={"full_attention": {"rope_theta": 3000.0}, "sliding_attention": {"rope_theta": 200.0}},
     ),
     "exaone4": small(
-        "Exaone4ForCausalLM",
-        "exaone4",
+        "Exaone4ForCausalLM exaone4",
         num_hidden_layers=3,
         sliding_window=24,
         sliding_window_pattern=2,
@@ -721,45 +679,40 @@ OTHERS: dict[str, dict[str, Any]] = {
         },
     ),
     "exaone4_whole": {
-        **small("Exaone4ForCausalLM", "exaone4", head_dim=32, num_key_value_heads=3, tie_word_embeddings=True),
+        **small("Exaone4ForCausalLM exaone4", head_dim=32, num_key_value_heads=3, tie_word_embeddings=True),
         "sliding_window": None,
         "layer_types": ["full_attention"] * 2,
     },
     "hunyuan": small(
-        "HunYuanDenseV1ForCausalLM",
-        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM hunyuan_v1_dense",
         rope_theta=100.0,
         rope_scaling={"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0},
         tie_word_embeddings=True,
     ),
     "hunyuan_biases": small(
-        "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", attention_bias=True, head_dim=32, num_key_value_heads=3
+        "HunYuanDenseV1ForCausalLM hunyuan_v1_dense", attention_bias=True, head_dim=32, num_key_value_heads=3
     ),
-    "granite": small("GraniteForCausalLM", "granite", **_GRANITE),
+    "granite": small("GraniteForCausalLM granite", **_GRANITE),
     "granite_biases": small(
-        "GraniteForCausalLM",
-        "granite",
+        "GraniteForCausalLM granite",
         **{**_GRANITE, "residual_multiplier": 1.5},
         attention_bias=True,
         mlp_bias=True,
         num_key_value_heads=1,
     ),
     "mistral3": around(
-        "Mistral3ForConditionalGeneration",
-        "mistral3",
-        small("MistralForCausalLM", "mistral", num_key_value_heads=3, sliding_window=24),
+        "Mistral3ForConditionalGeneration mistral3",
+        small("MistralForCausalLM mistral", num_key_value_heads=3, sliding_window=24),
         **_MISTRAL3,
         tie_word_embeddings=False,
     ),
     "mistral3_tied": around(
-        "Mistral3ForConditionalGeneration",
-        "mistral3",
-        small("Ministral3ForCausalLM", "ministral3", rope_theta=None, rope_parameters=_GROWING, head_dim=32),
+        "Mistral3ForConditionalGeneration mistral3",
+        small("Ministral3ForCausalLM ministral3", rope_theta=None, rope_parameters=_GROWING, head_dim=32),
         **_MISTRAL3,
     ),
     "granitemoe": small(
-        "GraniteMoeForCausalLM",
-        "granitemoe",
+        "GraniteMoeForCausalLM granitemoe",
         **_GRANITE,
         intermediate_size=48,
         num_local_experts=5,
@@ -767,8 +720,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         attention_bias=True,
     ),
     "granitemoe_many": small(
-        "GraniteMoeForCausalLM",
-        "granitemoe",
+        "GraniteMoeForCausalLM granitemoe",
         **_GRANITE,
         intermediate_size=32,
         num_local_experts=18,
@@ -776,8 +728,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         num_key_value_heads=3,
     ),
     "glm4_moe": small(
-        "Glm4MoeForCausalLM",
-        "glm4_moe",
+        "Glm4MoeForCausalLM glm4_moe",
         **_GLM4_MOE,
         num_hidden_layers=3,
         n_routed_experts=12,
@@ -789,8 +740,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         use_qk_norm=True,
     ),
     "glm4_moe_biases": small(
-        "Glm4MoeForCausalLM",
-        "glm4_moe",
+        "Glm4MoeForCausalLM glm4_moe",
         **_GLM4_MOE,
         n_routed_experts=5,
         num_experts_per_tok=2,
@@ -801,16 +751,14 @@ OTHERS: dict[str, dict[str, Any]] = {
         attention_bias=True,
     ),
     "minimax_m2": small(
-        "MiniMaxM2ForCausalLM",
-        "minimax_m2",
+        "MiniMaxM2ForCausalLM minimax_m2",
         rotary_dim=8,
         intermediate_size=32,
         num_local_experts=5,
         num_experts_per_tok=3,
     ),
     "minimax_m2_many": small(
-        "MiniMaxM2ForCausalLM",
-        "minimax_m2",
+        "MiniMaxM2ForCausalLM minimax_m2",
         rotary_dim=24,
         head_dim=32,
         num_key_value_heads=3,
@@ -820,8 +768,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         num_hidden_layers=3,
     ),
     "ernie4_5_moe": small(
-        "Ernie4_5_MoeForCausalLM",
-        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM ernie4_5_moe",
         **_ERNIE_MOE,
         num_hidden_layers=3,
         moe_num_experts=6,
@@ -830,8 +777,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         moe_layer_end_index=1,
     ),
     "ernie4_5_moe_steps": small(
-        "Ernie4_5_MoeForCausalLM",
-        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM ernie4_5_moe",
         **_ERNIE_MOE,
         num_hidden_layers=4,
         moe_num_experts=5,
@@ -843,8 +789,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         num_key_value_heads=3,
     ),
     "llama4": small(
-        "Llama4ForCausalLM",
-        "llama4_text",
+        "Llama4ForCausalLM llama4_text",
         **_LLAMA4,
         num_hidden_layers=3,
         no_rope_layer_interval=2,
@@ -860,11 +805,9 @@ OTHERS: dict[str, dict[str, Any]] = {
         },
     ),
     "llama4_around": around(
-        "Llama4ForConditionalGeneration",
-        "llama4",
+        "Llama4ForConditionalGeneration llama4",
         small(
-            "Llama4ForCausalLM",
-            "llama4_text",
+            "Llama4ForCausalLM llama4_text",
             **_LLAMA4,
             num_hidden_layers=4,
             head_dim=32,
@@ -882,8 +825,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
     ),
     "glm4_moe_lite": small(
-        "Glm4MoeLiteForCausalLM",
-        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM glm4_moe_lite",
         **_LATENT,
         q_lora_rank=24,
         num_hidden_layers=3,
@@ -892,8 +834,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         partial_rotary_factor=1.0,
     ),
     "glm4_moe_lite_listed": small(
-        "Glm4MoeLiteForCausalLM",
-        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM glm4_moe_lite",
         **_LATENT | {"qk_nope_head_dim": 12},
         q_lora_rank=40,
         num_hidden_layers=3,
@@ -904,8 +845,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         rope_interleave=False,
     ),
     "mistral4": small(
-        "Mistral4ForCausalLM",
-        "mistral4",
+        "Mistral4ForCausalLM mistral4",
         **_LATENT | {"first_k_dense_replace": 0, "num_nextn_predict_layers": None},
         q_lora_rank=24,
         n_group=3,
@@ -914,8 +854,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         rope_parameters=_GROWING,
     ),
     "mistral4_dense_first": small(
-        "Mistral4ForCausalLM",
-        "mistral4",
+        "Mistral4ForCausalLM mistral4",
         **_LATENT | {"qk_nope_head_dim": 16, "num_nextn_predict_layers": None},
         num_hidden_layers=3,
         n_group=1,
@@ -926,8 +865,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     )
     | {"q_lora_rank": None},
     "deepseek_v2": small(
-        "DeepseekV2ForCausalLM",
-        "deepseek_v2",
+        "DeepseekV2ForCausalLM deepseek_v2",
         **_LATENT | {"num_nextn_predict_layers": None, "hidden_size": 96},
         num_hidden_layers=3,
         n_group=1,
@@ -943,8 +881,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     )
     | {"q_lora_rank": None},
     "deepseek_v2_ranks": small(
-        "DeepseekV2ForCausalLM",
-        "deepseek_v2",
+        "DeepseekV2ForCausalLM deepseek_v2",
         **_LATENT
         | {"num_nextn_predict_layers": None, "hidden_size": 96, "n_routed_experts": 5}
         | {"num_key_value_heads": None, "first_k_dense_replace": 0},
@@ -954,8 +891,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         topk_method="greedy",
     ),
     "olmoe": small(
-        "OlmoeForCausalLM",
-        "olmoe",
+        "OlmoeForCausalLM olmoe",
         head_dim=None,
         hidden_size=96,
         intermediate_size=32,
@@ -963,8 +899,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         num_experts_per_tok=3,
     ),
     "olmoe_biases": small(
-        "OlmoeForCausalLM",
-        "olmoe",
+        "OlmoeForCausalLM olmoe",
         head_dim=None,
         hidden_size=96,
         intermediate_size=48,

@@ -1,6 +1,7 @@
 """The kernels and the engine on an NVIDIA GPU itself: `make test-gpu`. Everywhere else these tests are left out."""
 
 import dataclasses
+import functools
 import pathlib
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench import attention_check
+from bench import attention_cases, attention_check
 from bench.attention_cases import Case
 from bench.device import encoder, experts
 from bench.device.correctness import MAX_ERROR
@@ -16,14 +17,15 @@ from bench.device.plan import ACCELERATOR
 from jsg.engine.device.devices import E4M3_CAPABILITY
 from jsg.engine.device.executables import QUANTISED_OPTIONS
 from jsg.engine.shapes import OTHER_ENCODE_SIZES
-from jsg.kernels_pallas import ops, tuning
+from jsg.kernels_pallas import cudnn_chunks, mosaic_chunks, ops, tuning
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
+from jsg.kernels_pallas.chunks import OwnAttention
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.models.layers import project
 from jsg.models.quantise import FORMS, STORED, quantise
 from jsg.types import Request, SamplingParams
 from tests.engine import small
-from tests.kernels_pallas import test_few_bits_matmul
+from tests.kernels_pallas import test_chunks, test_few_bits_matmul
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,6 +47,22 @@ def gpu() -> None:
 def test_attention_equals_its_definition(case: Case, dtype: str):
     sizes = {"heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.head_dim}
     assert attention_check.largest_error(case, dtype, **sizes) <= TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("own", [cudnn_chunks.attend, mosaic_chunks.attend], ids=["cudnn", "mosaic"])
+def test_chunks_taken_apart_equal_attention_by_definition(own: OwnAttention, head_dim: int):
+    capability = tuning.target_capability() or (0, 0)
+    if capability < (9, 0) or (own is mosaic_chunks.attend and capability != mosaic_chunks.CAPABILITY):
+        pytest.skip("there is no such kernel for this card")
+    case = dataclasses.replace(test_chunks.STEP, head_dim=head_dim)
+    arrays = attention_cases.make(case, dtype="bfloat16")
+    how = {"scale": head_dim**-0.5, "window": None, "softcap": None}
+    run = jax.jit(functools.partial(test_chunks.kernel, own, **how))
+    found = run(arrays.queries, arrays.keys, arrays.values, arrays.inputs)
+    num_real = len(arrays.expected)
+    np.testing.assert_allclose(found.out[:num_real].astype("float32"), arrays.expected, atol=TOLERANCES["bfloat16"])
+    np.testing.assert_allclose(found.lse[:num_real], arrays.expected_lse, atol=1e-3)
 
 
 @pytest.mark.parametrize("pool_dtype", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"])

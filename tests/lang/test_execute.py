@@ -34,6 +34,17 @@ def test_a_compiled_program_says_what_the_interpreted_one_says(plan):
         assert where.num_open == 0, "every session is closed when the program has ended"
 
 
+def after(gate):
+    """A backend on which all prompts but those that begin with "0" wait at a gate."""
+
+    async def slow(prompt, gen):
+        if not prompt.startswith("0"):
+            await gate.passed()
+        return "x"
+
+    return ScriptedBackend(slow)
+
+
 def test_reading_waits_and_text_comes_as_it_grows():
     gate = Gate()
 
@@ -169,13 +180,7 @@ def test_a_batch_runs_as_many_at_a_time_as_asked():
 
 def test_leaving_a_batch_early_cancels_the_rest():
     gate = Gate()
-
-    async def slow(prompt, gen):
-        if not prompt.startswith("0"):
-            await gate.passed()
-        return "x"
-
-    where = ScriptedBackend(slow)
+    where = after(gate)
     states = two_gens.compile().run_batch(
         [{"x": str(i)} for i in range(5)], backend=where, generator_style=True, num_threads=2
     )
@@ -187,13 +192,7 @@ def test_leaving_a_batch_early_cancels_the_rest():
 
 def test_a_batch_of_tasks_gives_a_state_while_others_run():
     gate = Gate()
-
-    async def slow(prompt, gen):
-        if not prompt.startswith("0"):
-            await gate.passed()
-        return "x"
-
-    where = ScriptedBackend(slow)
+    where = after(gate)
     items = [{"x": str(i)} for i in range(5)]
 
     async def main():
@@ -210,13 +209,7 @@ def test_a_batch_of_tasks_gives_a_state_while_others_run():
 
 def test_leaving_a_batch_of_tasks_early_cancels_the_rest():
     gate = Gate()
-
-    async def slow(prompt, gen):
-        if not prompt.startswith("0"):
-            await gate.passed()
-        return "x"
-
-    where = ScriptedBackend(slow)
+    where = after(gate)
     items = [{"x": str(i)} for i in range(5)]
 
     async def main(leave):

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import threading
+from unittest import mock
 
 import pytest
 
@@ -199,29 +200,37 @@ async def test_who_follows_the_text_up_to_a_mark_is_told_of_it_though_no_text_co
     assert (await asyncio.wait_for(task, 10)) == ["p"]
 
 
+class Failing(ScriptedBackend):
+    """Fails each gen, and closes a session when `gate` was passed."""
+
+    def __init__(self, gate):
+        super().__init__(mock.Mock(side_effect=JsgError("no")))
+        self._gate = gate
+
+    def open(self, *, num_api_spec_tokens=None):
+        session = super().open()
+        close = session.close
+
+        async def slow():
+            await self._gate.passed()
+            await close()
+
+        session.close = slow
+        return session
+
+
 async def test_who_waits_on_a_failed_stream_is_told_when_its_session_is_closed():
-    class Slow(ScriptedBackend):
-        def open(self, *, num_api_spec_tokens=None):
-            session = super().open()
-            close = session.close
-
-            async def slow():
-                for _ in range(10):
-                    await asyncio.sleep(0)
-                await close()
-
-            session.close = slow
-            return session
-
-    def fail(prompt, gen):
-        raise JsgError("no")
-
-    backend = Slow(fail)
-
+    gate = Gate()
+    backend = Failing(gate)
     stream = root(backend)
     stream.append(Gen("x"))
+    reading = asyncio.create_task(stream.read("nothing").get())
+    while not gate._num_reached:
+        await asyncio.sleep(0)
+    assert not reading.done()
+    gate.open()
     with pytest.raises(JsgError, match="no"):
-        await stream.read("nothing").get()
+        await reading
     assert backend.num_open == 0
 
 
@@ -258,23 +267,7 @@ async def test_a_session_is_closed_by_a_task_that_is_not_being_cancelled_any_mor
 async def test_what_is_pushed_while_a_failed_stream_closes_its_session_is_answered():
     gate = Gate()
 
-    class Slow(ScriptedBackend):
-        def open(self, *, num_api_spec_tokens=None):
-            session = super().open()
-            close = session.close
-
-            async def slow():
-                await gate.passed()
-                await close()
-
-            session.close = slow
-            return session
-
-    def fail(prompt, gen):
-        raise JsgError("no")
-
-    backend = Slow(fail)
-
+    backend = Failing(gate)
     stream = root(backend)
     stream.append(Gen("x"))
     with pytest.raises(JsgError, match="no"):

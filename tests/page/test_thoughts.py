@@ -9,8 +9,7 @@ import pytest
 from tests.engine.thinking_model import THOUGHT, write_model
 from tests.page.conftest import Opener
 from tests.page.steps import ask, problems, wait_for_answer
-from tests.server.conftest import REAL_OPTIONS
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, serving
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +58,7 @@ FORGET = """async () => {
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[RunningServer]:
     directory = write_model(tmp_path_factory.mktemp("thinking"), "special", TEMPLATE)
-    command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
-    with running([*command, compile_cache_dir, "--served-model-name", "thinker", *REAL_OPTIONS]) as made:
+    with serving(directory, compile_cache_dir, "--served-model-name", "thinker") as made:
         warm = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         made.http.post("/v1/chat/completions", json=warm, timeout=COMPILE_S).raise_for_status()
         yield made

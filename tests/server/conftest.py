@@ -13,15 +13,11 @@ from tests.server.battery import Battery, firing
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 from tests.server.mixed_run import MixedRun, a_mixed_run, quiet
 from tests.server.real_model import write_real_model
-from tests.server.running import ProcessMaker, RunningServer, ServerProcess, running
+from tests.server.running import ProcessMaker, RunningServer, ServerProcess, running, serving
 from tests.server.scrape import scrape_until
 from tests.server.scripted import ScriptedServer
 from tests.server.threads import ServerMaker, ServerThread
 from tests.server.vision_model import write_vision_model
-
-REAL_OPTIONS = (  # one shape for every step, so that little compiles; it is small, so that a prefill takes many steps
-    *("--deterministic", "--max-running-requests", "8", "--max-total-tokens", "65536"),
-)
 
 
 @pytest.fixture(scope="session")
@@ -108,8 +104,7 @@ def make_real_server(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir
     directory = write_real_model(tmp_path_factory.mktemp("real") / "model")
 
     def make(*options: str) -> contextlib.AbstractContextManager[ServerProcess]:
-        command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
-        return running([*command, compile_cache_dir, *REAL_OPTIONS, *options])
+        return serving(directory, compile_cache_dir, *options)
 
     return make
 

@@ -115,6 +115,17 @@ class ServerProcess(RunningServer):
 ProcessMaker = Callable[..., contextlib.AbstractContextManager[ServerProcess]]
 
 
+REAL_OPTIONS = (  # one shape for every step, so that little compiles; it is small, so that a prefill takes many steps
+    *("--deterministic", "--max-running-requests", "8", "--max-total-tokens", "65536"),
+)
+
+
+def serving(directory: Path, compile_cache_dir: str, *options: str) -> contextlib.AbstractContextManager[ServerProcess]:
+    """A `jsg serve` of a small model."""
+    command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir", compile_cache_dir]
+    return running([*command, *REAL_OPTIONS, *options])
+
+
 @contextlib.contextmanager
 def running(command: list[str], *, wait: bool = True) -> Iterator[ServerProcess]:
     """A front process of this Python. At the end it is told to end, and killed where it does not."""

@@ -10,9 +10,8 @@ import openai
 import pytest
 
 from tests.server.byte_tokenizer import SPECIAL_TOKENS
-from tests.server.conftest import REAL_OPTIONS
 from tests.server.real_model import write_real_model
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, serving
 from tests.server.scripted import TOOL_TEMPLATE
 
 HI = [{"role": "user", "content": "hi"}]
@@ -42,8 +41,7 @@ TOOLS: Any = [
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[RunningServer]:
     directory = write_real_model(tmp_path_factory.mktemp("real") / "model", TOOL_TEMPLATE)
-    command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
-    with running([*command, compile_cache_dir, *REAL_OPTIONS]) as made:
+    with serving(directory, compile_cache_dir) as made:
         yield made
 
 
@@ -93,8 +91,7 @@ class TestSpecialTokens:
     def http(cls, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[httpx.Client]:
         root = tmp_path_factory.mktemp("special")
         directory = write_real_model(root / "model", TOOL_TEMPLATE, [*SPECIAL_TOKENS, *cls.MARKS])
-        command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
-        with running([*command, compile_cache_dir, *REAL_OPTIONS]) as made:
+        with serving(directory, compile_cache_dir) as made:
             yield made.http
 
     def test_required_calls(self, http):

@@ -180,7 +180,7 @@ async def test_comments_keep_the_connection_alive():
             is_enough.set()
 
     scope = {"type": "http", "path": "/generate", "headers": []}
-    response = await respond_with_events(Request(scope, receive), events(), beat_s=0.001)
+    response = respond_with_events(Request(scope, receive), events(), beat_s=0.001)
     await response(scope, receive, send)
     assert COMMENT.startswith(b":") and COMMENT.endswith(b"\n\n")
     told = [body for body in sent if body not in (b"", COMMENT)]

@@ -31,7 +31,7 @@ class TestTimers:
         client = server.engine
         generator = Generator(client, server.tokenizer, random_seed=0, config=ServerConfig(hold_timeout=0.01))  # pyright: ignore[reportArgumentType]
         held = Prompt(rid="r", input_ids=(1, 2), sampling=SamplingParams(max_new_tokens=0), hold=True)
-        async with (await generator.begin(CALL, [held])).hold() as deltas:
+        with (await generator.begin(CALL, [held])).hold() as deltas:
             await anext(deltas)
             while client.held:
                 await asyncio.sleep(0.005)

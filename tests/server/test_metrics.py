@@ -246,7 +246,7 @@ async def test_scrapes_share_one_question_and_the_last_answer_is_kept():
             return {"num_running": 5}
 
     engine, now = Engine(), 10.0
-    stats = EngineStats(engine, {}, now=lambda: now)  # pyright: ignore[reportArgumentType]
+    stats = EngineStats(engine, dict, now=lambda: now)  # pyright: ignore[reportArgumentType]
     for _ in range(2):
         await asyncio.gather(*(stats.refresh(timeout_s=0.01) for _ in range(5)))
     assert engine.num_asked == 1
@@ -272,7 +272,7 @@ async def test_the_use_of_several_pools_is_that_of_each_by_its_size():
         return SimpleNamespace(is_alive=True, is_stalled=False, info=info, stats=stats)
 
     fleet = SimpleNamespace(is_alive=True, is_stalled=False, engines=(engine(50, 1.0), engine(250, 0.2)), routed={})
-    stats = EngineStats(fleet, {})  # pyright: ignore[reportArgumentType]
+    stats = EngineStats(fleet, dict)  # pyright: ignore[reportArgumentType]
     await stats.refresh()
     values = {family.series.name: [*family.samples.values()] for family in stats.families()}
     assert values["jsg:kv_usage"] == [(pytest.approx(0.4),)] and values["jsg:kv_used_tokens"] == [(20,)]

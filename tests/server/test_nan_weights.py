@@ -7,9 +7,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.server.battery import GENERATING, VALID
-from tests.server.conftest import REAL_OPTIONS
 from tests.server.real_model import write_real_model
-from tests.server.running import ServerProcess, check_discreet, events_of, running
+from tests.server.running import ServerProcess, check_discreet, events_of, serving
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +25,7 @@ def broken(
     tensors[request.param] = tensors[request.param].copy()
     tensors[request.param].flat[7] = np.nan
     save_file(tensors, directory / "model.safetensors")
-    command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir", compile_cache_dir]
-    with running([*command, *REAL_OPTIONS]) as server:
+    with serving(directory, compile_cache_dir) as server:
         server.http.timeout = 120
         yield server
 

@@ -32,7 +32,7 @@ TOOL_USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
 def both(name: str) -> list[Tool]:
     """The tools whose schemas are in the fields of that name."""
     schemas = {"weather": SCHEMA, "clock": NO_ARGUMENTS}
-    return [Tool(tool, schema, field=f"tools[{i}].{name}") for i, (tool, schema) in enumerate(schemas.items())]
+    return [Tool(tool, None, schema, field=f"tools[{i}].{name}") for i, (tool, schema) in enumerate(schemas.items())]
 
 
 BOTH, OF_ANTHROPIC = both("parameters"), both("input_schema")
@@ -315,7 +315,7 @@ class TestCodex:
             assert next(e["input"] for e in events if e["type"].endswith("input.done")) == said
         one_text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
         one_text["additionalProperties"] = False
-        assert scripted.sampling.grammar == grammar([Tool("patch", one_text, field="tools[0].format")], "auto")
+        assert scripted.sampling.grammar == grammar([Tool("patch", None, one_text, field="tools[0].format")], "auto")
 
     def test_the_round_of_a_custom_tool(self, scripted):
         scripted.engine.answer = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'

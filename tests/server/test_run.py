@@ -15,8 +15,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
 from jsg.free_ports import free_ports
+from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
-from jsg.server.run import _listen, _uvicorn_config
+from jsg.server.opening import HttpServer
+from jsg.server.run import _listen
 from jsg.server.telemetry.telemetry import Telemetry
 from tests.engine.fake_core import CRASHING, TOO_LARGE
 from tests.server.running import ProcessMaker, RunningServer, is_listening, wait_until
@@ -84,7 +86,8 @@ class TestStart:
 class TestListener:
     def test_http_is_read_by_h11_and_there_are_no_websockets(self):
         config = ServerConfig()
-        uvicorn_config = _uvicorn_config(FrontDoor(), config, Telemetry(config))
+        door, telemetry = FrontDoor(), Telemetry(config)
+        uvicorn_config = HttpServer(create_app(door, config, telemetry), door, telemetry).config
         uvicorn_config.load()
         made = cast(functools.partial, uvicorn_config.http_protocol_class)
         assert issubclass(made.func, H11Protocol)

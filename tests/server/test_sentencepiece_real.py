@@ -7,9 +7,8 @@ import httpx
 import pytest
 
 from tests.processing.sentencepieces import PUBLISHED, write
-from tests.server.conftest import REAL_OPTIONS
 from tests.server.real_model import write_real_model
-from tests.server.running import data_of, running
+from tests.server.running import data_of, serving
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +21,7 @@ def http(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> It
     directory = write_real_model(tmp_path_factory.mktemp("sentencepiece") / "model")
     (directory / "tokenizer.json").unlink()
     write(directory, PUBLISHED["vicuna_1_5"])
-    command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
-    with running([*command, compile_cache_dir, *REAL_OPTIONS]) as server:
+    with serving(directory, compile_cache_dir) as server:
         yield server.http
 
 

@@ -173,7 +173,7 @@ class TestOneSignal:
             return signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)
 
         monkeypatch.setattr(run, "_listen", listen)
-        monkeypatch.setattr(run, "_give_back_buffers", lambda: None)
+        monkeypatch.setattr(run, "give_back_buffers", lambda: None)
         engine = EngineConfig(model_path="fake")
         children: Any = [EngineThread(engine)]
         with pytest.raises(ConfigError, match="seen enough"):

@@ -81,11 +81,10 @@ async def turns(count: int) -> None:
 def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: str):
     async def run() -> weakref.ref:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(int(ends == "failed"), n=2)])
-        with contextlib.suppress(JsgError):
-            async with generation.run() as deltas:
-                async for _ in deltas:
-                    if ends == "left":
-                        break
+        with contextlib.suppress(JsgError), generation.run() as deltas:
+            async for _ in deltas:
+                if ends == "left":
+                    break
         return weakref.ref(generation)
 
     gc.disable()
@@ -97,7 +96,7 @@ def test_answers_that_have_ended_do_not_wait_for_the_collector(tokenizer, ends: 
 
 async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
     generation, read = await make_generator(tokenizer).begin(CALL, [prompt(n=3)]), []
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for index, delta in deltas:
             read.append((index, delta))
             seen = "".join(each.text for i, each in read if i == index)
@@ -113,7 +112,7 @@ async def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenize
 
 async def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
     generation = await make_generator(tokenizer).begin(CALL, [prompt()])
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         assert [delta.text async for _, delta in deltas] == list(TEXT)
 
 
@@ -174,7 +173,7 @@ async def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bo
         await asyncio.sleep(0.005)
 
     scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-    response = await respond_with_events(HttpRequest(scope, receive), events(), named=named, beat_s=0.001, turn=turn)
+    response = respond_with_events(HttpRequest(scope, receive), events(), named=named, beat_s=0.001, turn=turn)
     await response(scope, receive, send)
     name = b"event: a\n" if named else b""
     escaped = b",".join([b'"\\u2028"'] * 8)
@@ -187,7 +186,7 @@ async def test_a_long_event_is_sent_in_pieces_without_a_comment_inside(named: bo
 def test_a_failure_reaches_a_slow_reader(tokenizer):
     async def main() -> None:
         generation = await make_generator(tokenizer).begin(CALL, [prompt(), prompt(1)])
-        async with generation.run() as deltas:
+        with generation.run() as deltas:
             async for _ in deltas:
                 await turns(5 * NUM_TOKENS)
 
@@ -234,7 +233,7 @@ async def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_noth
             left.set()
 
     scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-    response = await respond_with_events(HttpRequest(scope, receive), events())
+    response = respond_with_events(HttpRequest(scope, receive), events())
     await response(scope, receive, send)
     assert 10 <= len(sent) < 30
     assert closed.is_set()
@@ -261,7 +260,7 @@ async def test_nothing_is_made_for_a_client_that_left_without_reading():
             await left.wait()
 
     scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
-    response = await respond_with_events(HttpRequest(scope, receive), events())
+    response = respond_with_events(HttpRequest(scope, receive), events())
     await response(scope, receive, send)
     assert made == [0, 1, 2]
 
@@ -288,7 +287,7 @@ async def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event
             sent.append(message["body"])
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
-    response = await respond_with_events(HttpRequest(scope, receive), events(), named=named)
+    response = respond_with_events(HttpRequest(scope, receive), events(), named=named)
     await response(scope, receive, send)
     assert b"secret" not in b"".join(sent) and b"internal error" in sent[1]
     assert (b"event: error" in sent[1]) == named and sent[2] == (b"" if named else b"data: [DONE]\n\n")

@@ -8,6 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from jsg.constrained.compiler import compile_tables
+from jsg.constrained.limits import Limits
 from jsg.errors import GrammarError
 from jsg.server.http.field_rules import HEADER
 from jsg.speech.answers.thoughts import Markers
@@ -266,12 +267,14 @@ class TestGrammars:
         lead, answer = json.loads(grammar.text)["format"]["elements"]
         assert lead["type"] == "optional" and answer["type"] != "any_text"
         compile_tables(grammar)
-        scripted.engine.failure = GrammarError("it is odd", kind)
-        error = post(scripted, **fields).json()["error"]
-        assert (error["param"], error["message"]) == (
-            next(iter(fields)),
-            f"{next(iter(fields))} is not valid: it is odd",
-        )
+        with pytest.raises(GrammarError) as of_all:
+            compile_tables(grammar, Limits(positions=3))
+        assert of_all.value.param == kind
+        field = next(iter(fields))
+        for failure, said in ((GrammarError("it is odd", kind), "it is odd"), (of_all.value, "a grammar may have")):
+            scripted.engine.failure = failure
+            error = post(scripted, **fields).json()["error"]
+            assert error["param"] == field and error["message"].startswith(f"{field} is not valid: {said}")
 
     def test_tools_do_too(self, scripted):
         ask(scripted, tools=[CLOCK], tool_choice="required", enable_thinking=True)

@@ -11,8 +11,7 @@ import pytest
 
 import jsg as sgl
 from tests.engine.thinking_model import THOUGHT, write_model
-from tests.server.conftest import REAL_OPTIONS
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, serving
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: "
@@ -32,8 +31,7 @@ FORM: Any = {"type": "json_schema", "json_schema": {"name": "form", "schema": SC
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[RunningServer]:
     directory = write_model(tmp_path_factory.mktemp("thinking"), "special", TEMPLATE)
-    command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
-    with running([*command, compile_cache_dir, *REAL_OPTIONS]) as made:
+    with serving(directory, compile_cache_dir) as made:
         yield made
 
 

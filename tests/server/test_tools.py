@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from jsg.constrained import compiler
+from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.tags.front import structural_tag_grammar
 from jsg.engine.child.protocol import Failure
 from jsg.errors import GrammarError
@@ -75,8 +78,8 @@ def stream(scripted: ScriptedServer, **fields: Any) -> list[dict]:
 class TestWhatTheModelIsHeldTo:
     """The grammar is that of `tools_to_structural_tag`; which tools and which choice are told here."""
 
-    WEATHER_TOOL = Tool("weather", SCHEMA, field="tools[0].function.parameters")
-    CLOCK_TOOL = Tool("clock", NO_ARGUMENTS, field="tools[1].function.parameters")
+    WEATHER_TOOL = Tool("weather", None, SCHEMA, field="tools[0].function.parameters")
+    CLOCK_TOOL = Tool("clock", None, NO_ARGUMENTS, field="tools[1].function.parameters")
 
     @pytest.mark.parametrize(
         ("fields", "names", "choice", "parallel"),
@@ -283,6 +286,27 @@ class TestRefusals:
         error = refusal(scripted, tools=[CLOCK, WEATHER], **form)
         assert error["param"] == field and error["message"].startswith(f"{field} is not valid: {said}")
 
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"tools": [CLOCK, WEATHER]}, "tools"),
+            ({"tools": None, "functions": [{"name": "f"}]}, "functions"),
+            ({"tools": [CLOCK, WEATHER], "response_format": form_of({"const": 1})}, "tools"),
+            ({"tools": [CLOCK, WEATHER], "response_format": form_of({"enum": ["long " * 200]})}, "response_format"),
+            ({"tools": None, "response_format": form_of({"enum": ["long " * 200]})}, "response_format"),
+        ],
+    )
+    @pytest.mark.parametrize("limits", [Limits(positions=20), Limits(text_bytes=10), None])
+    def test_who_is_blamed_for_what_the_whole_grammar_costs(self, scripted, monkeypatch, fields, field, limits):
+        ask(scripted, **fields)
+        if limits is None:  # reading it takes too much memory
+            monkeypatch.setattr(compiler, "_read", mock.Mock(side_effect=MemoryError))
+        with pytest.raises(GrammarError) as refused:
+            compiler.compile_tables(scripted.sampling.grammar, limits or LIMITS)
+        scripted.engine.failure = Failure.of(refused.value).to_error()
+        error = refusal(scripted, **fields)
+        assert error["param"] == field and error["message"].startswith(f"{field} is not valid: a grammar m")
+
 
 class TestAnswers:
     def test_a_call(self, scripted):
@@ -429,7 +453,7 @@ class TestOldForm:
         assert choice["message"]["function_call"] == {"name": "weather", "arguments": ARGUMENTS}
         assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("function_call", False)
         expected = tools_to_structural_tag(
-            [Tool("weather", SCHEMA, field="functions[0].parameters")],
+            [Tool("weather", None, SCHEMA, field="functions[0].parameters")],
             "auto",
             DIALECTS["hermes"],
             parallel=False,

@@ -14,7 +14,7 @@ loops. As long as readings have no frames, all that have read the same text are 
 the names of a hundred members, which begin alike, are five thousand pairs.
 
 The answer is approximate in both directions. Where a reading leaves the base, the search assumes that it may continue
-behind every caller, so it may find more loops than are ambiguous. It may find fewer in a rule that can end at several
+after every caller, so it may find more loops than are ambiguous. It may find fewer in a rule that can end at several
 places and is called from two places at once, because it assumes that readings that enter a rule together also leave it
 together. If the fuel runs out, all loops of a grammar with one rule count as ambiguous, and no further loops of a
 larger grammar do.
@@ -99,7 +99,7 @@ class _Levels:
             leads to the position.
         callers: For each level the positions that enter it.
         after: For each level the bytes that may come after it.
-        linked: For each link the bytes that may come next where it stands.
+        linked: For each link the bytes that may come next where it is.
         first: For each position the bytes that may come next where it may, as bits.
     """
 
@@ -160,7 +160,7 @@ class _Levels:
 
     def _find_after(self) -> None:
         """Fills `after` and `linked`. They are a least fixpoint, because one level may end where another ends."""
-        kinds, num_levels = self.parts.kinds, len(self.begins)  # the node of a link is its position behind all levels
+        kinds, num_levels = self.parts.kinds, len(self.begins)  # the node of a link is its position after all levels
         known = dict.fromkeys([*range(num_levels), *(num_levels + link for link in self.linked)], 0)
         users: dict[int, list[int]] = {node: [] for node in known}
         for node in known:
@@ -326,7 +326,7 @@ class _Search:
                 yield dict.fromkeys(items), level
 
     def _turns(self) -> Iterable[Sequence[_Start]]:
-        """Where an item of a loop may end: the starts behind the loop, and those where it goes on."""
+        """Where an item of a loop may end: the starts after the loop, and those where it goes on."""
         levels, first = self._levels, self._levels.first
         for position, kind in enumerate(self._parts.kinds):
             level = levels.of[position]
@@ -387,7 +387,7 @@ class _Search:
         return ways
 
     def _ended(self, kind: int, stack: Stack, below: Stack, level: int) -> Iterable[_Start]:
-        """The starts behind the uppermost level, which ends here."""
+        """The starts after the uppermost level, which ends here."""
         parts, levels = self._parts, self._levels
         if kind == tables.END_SEPARATOR:
             loop = (levels.entered(stack[-1][0]) if stack else level) - levels.num_rules
@@ -464,7 +464,7 @@ class _Search:
         return False
 
     def _in_step(self, left: Reading, right: Reading) -> tuple[Reading, Reading]:
-        """Both readings moved to behind their calls, if they are at the same place in a rule that two places called."""
+        """Both readings moved to after their calls, if they are at the same place in a rule that two places called."""
         common, most = 0, min(len(left[1]), len(right[1]))
         if left[0] == right[0]:
             while common < most and left[1][-1 - common] == right[1][-1 - common]:

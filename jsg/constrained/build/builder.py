@@ -1,6 +1,6 @@
 """Builds the tables of a grammar (`StaticTables`): each rule becomes a position automaton (Glushkov's construction).
 
-A position is a place where a byte may stand. An expression becomes a fragment, which says whether the expression may be
+A position is a place where a byte may be. An expression becomes a fragment, which says whether the expression may be
 empty, which positions begin it, and which end it. Joining two fragments lets the positions that begin the second follow
 those that end the first. Expressions are folded from the leaves up and without recursion, so deep ones need no stack.
 
@@ -326,7 +326,7 @@ class _Builder:
     def _last(self, ends: list[Positions]) -> Positions:
         """The positions that may end an expression, or a link that follows them if they are many and of several parts.
 
-        What comes behind each part then also follows the link only.
+        What comes after each part then also follows the link only.
         """
         last = tuple(itertools.chain.from_iterable(ends))
         if len(last) <= MOST_COPIED or len(last) == max(map(len, ends)):
@@ -439,15 +439,15 @@ class _Builder:
         """The positions that begin an expression, and others that may come in its place, as one group.
 
         The names of a thousand members, each of which may be left out, are one tree at each place between two of them.
-        So a byte that begins the expression and one of the others is read once: what may come behind it for the others
-        may also come behind it for the expression, whose positions nothing but this group leads to. Nothing changes for
+        So a byte that begins the expression and one of the others is read once: what may come after it for the others
+        may also come after it for the expression, whose positions nothing but this group leads to. Nothing changes for
         groups that were made before.
 
         Args:
             first: The positions that begin the expression.
-            num_own: How many bytes it begins with, each at the place behind the one before.
+            num_own: How many bytes it begins with, each at the place after the one before.
             others: The other positions.
-            open_ends: Positions that are not joined yet with what comes behind them.
+            open_ends: Positions that are not joined yet with what comes after them.
         """
         if not num_own:
             return first + self._linked(others)
@@ -574,7 +574,7 @@ class _Builder:
 
 
 def _num_literal(expr: ir.Expr) -> int:
-    """How many bytes an expression begins with that are known and stand nowhere else."""
+    """How many bytes an expression begins with that are known and are nowhere else."""
     while isinstance(expr, ir.Seq) and expr.parts:
         expr = expr.parts[0]
     return len(expr.value) if isinstance(expr, ir.Literal) else 0

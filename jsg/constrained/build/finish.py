@@ -189,7 +189,7 @@ class _Lists:
     """Lists of positions. Equal lists are stored once.
 
     Attributes:
-        links: What the links behind the last position stand for. Many lists have the same long group among others.
+        links: What the links after the last position stand for. Many lists have the same long group among others.
         num_positions: The number of the first of these links.
         numbers: The number of each list.
     """

@@ -7,7 +7,7 @@ Two readings of one text have a repeat at two counts only after one of these:
 
 Both have read the same byte before. From there the search goes back byte by byte, as long as both readings can have
 read the same byte. If it never comes to a place where the two may have parted, no text has two counts. That takes one
-or two bytes for a number or a string of JSON, because what stands before it cannot stand in it.
+or two bytes for a number or a string of JSON, because what comes before it cannot be in it.
 
 The frames that are open are not followed, so the proof may fail where a text has one count only. Then `ambiguity.py` is
 asked, which takes longer.
@@ -62,7 +62,7 @@ class Backwards:
 
     Attributes:
         sources: For each position the lists of the positions that it may follow, without one that only leads to the
-            position behind it, as most bytes of a literal do.
+            position after it, as most bytes of a literal do.
         callers: For each rule the positions that call it.
         places: For each loop its position.
         rules, loops, separators: For each position that begins a rule, an item of a loop or its separator, the number
@@ -183,7 +183,7 @@ class Backwards:
         return ()
 
     def _turning(self, loop: int) -> Positions:
-        """What may come behind an item of a loop that goes on."""
+        """What may come after an item of a loop that goes on."""
         row = self.parts.loops[loop]
         return (*row.separator, *(_items(row) if row.separator_kind != tables.PLAIN_SEPARATOR else ()))
 

@@ -16,7 +16,7 @@ WORK_PER_STATE = 100
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Nfa:
-    """Positions at which one character may stand, and one for the end of the text.
+    """Positions at which one character may be, and one for the end of the text.
 
     Attributes:
         sets: The different sets of characters.
@@ -80,7 +80,7 @@ class NfaBuilder:
         check(self._work, self._limits.char_states * WORK_PER_STATE, STEPS)
 
     def _before(self, expr: Expr, after: frozenset[int]) -> frozenset[int]:
-        """The positions at which a text of `expr`, with `after` behind it, may begin."""
+        """The positions at which a text of `expr`, followed by `after`, may begin."""
         self._spend(1)
         match expr:
             case Chars(ranges):

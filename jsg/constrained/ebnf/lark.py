@@ -1,4 +1,4 @@
-r"""Lark grammars and regular expressions of custom tools → patterns of JSON Schema, which can stand in every call.
+r"""Lark grammars and regular expressions of custom tools → patterns of JSON Schema, which can be in every call.
 
 A string of arguments is spelled in as many ways as there are styles of calls, so its grammar must be a pattern. Rules
 are put in place where they are called, which a rule that calls itself does not allow.
@@ -189,7 +189,7 @@ def _escaped(text: str) -> str:
 
 
 def _read_regex(text: str, flags: str = "", *, is_whole: bool = False) -> str:
-    """A regular expression of Python or Rust as one of JSON Schema, which can stand inside another one.
+    """A regular expression of Python or Rust as one of JSON Schema, which can be inside another one.
 
     Anchors at its ends say nothing where the text is whole. Raises GrammarError.
     """

@@ -1,4 +1,4 @@
-"""Splits an EBNF grammar into tokens, and keeps where each of them stands."""
+"""Splits an EBNF grammar into tokens, and keeps where each of them is."""
 
 import re
 from collections.abc import Iterator
@@ -72,7 +72,7 @@ class Source:
         return f"line {line} column {offset - self.text.rfind(chr(10), 0, offset)}"
 
     def refuse(self, offset: int, rule: str, remedy: str) -> NoReturn:
-        """Raises the error for what stands at `offset`."""
+        """Raises the error for what is at `offset`."""
         raise GrammarError(f"{PARAM}, {self.where(offset)}: {rule}; {remedy}", PARAM)
 
     def found(self, offset: int) -> str:
@@ -95,7 +95,7 @@ def tokens_of(source: Source) -> Iterator[Token]:
 
 
 def _next(source: Source, offset: int) -> tuple[Token, int]:
-    """The token that begins at `offset`, where no space stands, and where it ends."""
+    """The token that begins at `offset`, where no space is, and where it ends."""
     text = source.text
     char = text[offset]
     if char in "\"'":

@@ -2,7 +2,7 @@
 
 The rule `sum ::= sum "+" term | term` calls itself before it has read a byte, and a machine that enters it never reads
 one. The rule `sum ::= term ("+" term)*` matches the same texts. The rewriting also works for rules that call each other
-in a circle, and where what stands before the call may be empty. A circle that cannot be rewritten is refused with the
+in a circle, and where what comes before the call may be empty. A circle that cannot be rewritten is refused with the
 names of its rules.
 """
 
@@ -130,7 +130,7 @@ class LeftRecursion:
         if loop == NEVER:
             return first
         # `e ::= e "+" e | x` is `x ("+" e)*`. But there the e at the end could take what the loop takes too, and each
-        # further "+" would double the ways to read a text. Whatever stands there is x with the loop, whose turns are
+        # further "+" would double the ways to read a text. Whatever is there is x with the loop, whose turns are
         # turns of the outer loop as well: so x alone will do.
         if later:
             return seq(first, Repeat(loop, 0, None))

@@ -6,7 +6,7 @@ recurses, however deep the pattern is.
 
 There are two dialects. With `search=True` a pattern is of ECMA-262 with the flag u, as `pattern` of JSON Schema is, and
 may be found anywhere in a text. With `search=False` it is of Python's `re`, and the whole text must match. In both
-dialects a dollar stands for the end of the text and nothing else.
+dialects a dollar means the end of the text and nothing else.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from jsg.errors import GrammarError
 _STAND_IN = 0x100  # The code point of the first stand-in: beyond all that interegular gives a meaning.
 _MAX_BARS = 50_000
 _MAX_SYMBOLS = 100_000
-"""Quantifiers, anchors and what stands between them, in a whole pattern. interegular takes 10 µs for each."""
+"""Quantifiers, anchors and what is between them, in a whole pattern. interegular takes 10 µs for each."""
 _SYMBOLS = "quantifiers and anchors in a pattern"
 _ORDINARY = re.compile(r"[^\\^$.|?*+()\[{]+")
 _QUANTIFIERS = ("*", "+", "?", "{")

@@ -48,14 +48,14 @@ class Reader:
         raise GrammarError(f"regular expression: {what}, at position {position} ({excerpt!r}); {advice}", self._param)
 
     def take(self, text: str) -> bool:
-        """Whether the text stands here; if so, the position moves past it."""
+        """Whether the text is here; if so, the position moves past it."""
         if self.pattern.startswith(text, self.position):
             self.position += len(text)
             return True
         return False
 
     def quantifier(self) -> tuple[int, int | None] | None:
-        """(least, most or None) of the quantifier that stands here, lazy or not; None where there is none."""
+        """(least, most or None) of the quantifier that is here, lazy or not; None where there is none."""
         start = self.position
         character = self.pattern[start : start + 1]
         if not character or character not in "*+?{":

@@ -51,7 +51,7 @@ _VISIT_STEPS = 8
 """Steps that a visit to a node of a trie costs."""
 _MOST_TEXT_STEPS = 600_000
 """The most steps for each head to find out whether all ordinary text may come. A walk takes two or three million, and
-both take more if the head stands in a group."""
+both take more if the head is in a group."""
 _MOST_GROUPED = 16
 
 
@@ -228,7 +228,7 @@ def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) ->
 
 @inner
 def most_text_steps(m: Memory) -> int:
-    """The most steps to find out whether all ordinary text may come behind the heads in row 0."""
+    """The most steps to find out whether all ordinary text may come after the heads in row 0."""
     ways = m.heads[0, 0]
     for k in range(m.heads[0, 0]):
         frame = np.int64(m.heads[0, 2 + 2 * k])
@@ -320,7 +320,7 @@ def text_room(
     """Finds the largest n up to `most` such that every text of n characters may come next. Returns 2 * n, or STOPPED.
 
     It returns 2 * n + 1 if no longer text may come. Each round reads one character. The arguments are as for
-    `accepts_all`; nodes behind the character of this round have -1 for the state of the characters. If there are too
+    `accepts_all`; nodes after the character of this round have -1 for the state of the characters. If there are too
     many heads, nodes or steps, the search ends as if some text could not come.
     """
     nodes[0, 0] = 0
@@ -350,7 +350,7 @@ def text_room(
         if others:
             return 2 * room + 1
         room += 1
-        # The nodes behind the character begin the next round. If this round began with the same nodes, every later
+        # The nodes after the character begin the next round. If this round began with the same nodes, every later
         # round will be like it.
         after = 0
         is_same = first == 1
@@ -369,7 +369,7 @@ def text_room(
 
 @compiled
 def forced_run(t: StaticTables, m: Memory, only_byte: Shorts1, least: int, out: Bytes1) -> int:
-    """Writes the forced bytes to `out`. Returns their number, or STOPPED. Row 0 then has the heads behind them.
+    """Writes the forced bytes to `out`. Returns their number, or STOPPED. Row 0 then has the heads after them.
 
     `only_byte` int16[classes] is the byte of each class that has a single byte, else -1. The kernel ends early when
     less than `least` fuel is left.

@@ -5,10 +5,10 @@
 
 If a byte may begin several rules or loops, they are entered together, as a *group* of frames: the head stays one head,
 and its state has positions of all these levels. So the alternatives of a union are one way to read a text until they
-differ in more than what stands in them, however many there are. Each level has its own END, which says where the group
-returns to. A loop stands in a group at most once, because its positions do not say which of two counts they belong to.
+differ in more than their content, however many there are. Each level has its own END, which says where the group
+returns to. A loop is in a group at most once, because its positions do not say which of two counts they belong to.
 
-A call behind which its caller ends opens no frame: it returns to where the caller returns.
+A call after which its caller ends opens no frame: it returns to where the caller returns.
 """
 
 from jsg.constrained.jit import inner
@@ -120,7 +120,7 @@ def next_flags(t: StaticTables, m: Memory, loop: int, count: int, mask: int) -> 
 
 @inner
 def next_item(t: StaticTables, m: Memory, frame: int, branch: int) -> int:
-    """The flags for the item of a loop behind an item that ends; -1 if none may come.
+    """The flags for the item of a loop after an item that ends; -1 if none may come.
 
     `counters` NEXT_COUNT and NEXT_MASK then say what its frame has.
     """
@@ -206,7 +206,7 @@ def finished_state(t: StaticTables, m: Memory, found: int) -> int:
 
 @inner
 def add_ended(m: Memory, size: int, slot: int, state: int, frame: int) -> int:
-    """Adds a head behind a group's level, and notes it in a row of `ended` if there is room."""
+    """Adds a head after a group's level, and notes it in a row of `ended` if there is room."""
     number = m.ended[slot, 4]
     m.ended[slot, 4] = number + 1
     if number < MOST_KEPT:
@@ -304,7 +304,7 @@ def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> 
 
 @inner
 def is_tail_call(t: StaticTables, m: Memory, action: int) -> bool:
-    """Whether an action calls a rule behind which nothing but the end of its caller comes."""
+    """Whether an action calls a rule after which nothing but the end of its caller comes."""
     back = m.actions[action + 2]
     if m.actions[action] != CALL or m.states[back, ENDS] != m.states[back, LENGTH]:
         return False

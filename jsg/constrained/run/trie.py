@@ -18,7 +18,7 @@ class Trie(NamedTuple):
     Attributes:
         byte: uint8[N], the byte that leads to each node; it has no meaning for the root.
         depth: uint16[N], the number of bytes from the root to each node.
-        skip: int32[N], the first node behind each node's subtree.
+        skip: int32[N], the first node after each node's subtree.
         token_start: int32[N + 1], where each node's tokens begin in `tokens`.
         tokens: int32[...], for each node the ids of the tokens that end there, ascending.
         first: int32[c], the children of the root.
@@ -137,7 +137,7 @@ def _shared_with_previous(
 
 
 def _ends_of_subtrees(depth: NDArray[np.uint16]) -> NDArray[np.int32]:
-    """The first node behind the subtree of each node of a preorder."""
+    """The first node after the subtree of each node of a preorder."""
     num_nodes = len(depth)
     by_depth = np.argsort(depth, kind="stable")
     level_start = _offsets(np.bincount(depth))

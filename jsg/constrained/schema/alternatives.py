@@ -42,7 +42,7 @@ class Members:
         required: The names of required members.
         names: Nodes; every name, as a string, is valid for each of them.
         some: (node of the name, node of the value): for each pair the object has a member that is valid for both. One
-            member may do for several pairs.
+            member may meet several pairs.
     """
 
     facets: tuple[Facet, ...] = ()
@@ -64,7 +64,7 @@ class Members:
         return bool(declaring) and all(facet.others == "missing" for facet in declaring)
 
     def shows_all_of(self, other: "Members") -> bool:
-        """Whether no member of the other object, which is valid for this one too, is left out here by default."""
+        """Whether closing this object by default leaves out no member that the other object has and that is valid."""
         return not self.is_closed_by_default or self.declaring == other.declaring
 
 
@@ -176,7 +176,7 @@ def items_of(shape: Array) -> Array | None:
 
 
 def least_of(left: int | None, right: int | None) -> int | None:
-    """The lower of two bounds; None stands for no bound."""
+    """The lower of two bounds; None means no bound."""
     return min((bound for bound in (left, right) if bound is not None), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Makes the expression of the arguments of a call in a style other than JSON: all that stands between its head and end.
+"""Makes the expression of the arguments of a call in a style other than JSON: all that is between its head and end.
 
 The XML styles write strings as they are. So a reader takes a text for a string only where it is not JSON of a type that
 the argument may have, as far as `ArgumentTypes` knows. The grammar allows a text only if it is valid as it is read.
@@ -79,7 +79,7 @@ def arguments_expr(scope: Scope, document: Document, form: CallForm) -> Expr:
         top = dataclasses.replace(scope, spelling=spelling, spacing=spacing)
     else:
         top = _xml_scope(scope, objects, marks, form)
-    found = any_of([bare_object_expr(top, shape, "#") for shape in objects])
+    found = any_of([bare_object_expr(top, shape) for shape in objects])
     return found if marks is None or found == NEVER else seq(_gap(marks), found)
 
 
@@ -116,7 +116,7 @@ def _types_of_nodes(objects: list[Object], types: ArgumentTypes) -> dict[NodeNam
 
 @final
 class _XmlValues:
-    """The values of the XML styles, each with the mark and the gap behind it."""
+    """The values of the XML styles, each with the mark and the gap after it."""
 
     def __init__(
         self,
@@ -141,10 +141,10 @@ class _XmlValues:
         shapes = self._scope.shapes(node)
         if not self._says_type:
             for types in self._types[node]:
-                _check_types(shapes, types, node)
+                _check_types(shapes, types)
         begins = (' string="true">', ' string="false">') if self._says_type else ("", "")
         strings = self._strings(shapes, node)
-        # Without a word on the type, every text is a string or a value of a type that is allowed as a whole.
+        # Where calls do not say the type, any text is a string or a value of a type that is allowed as a whole.
         is_any_text = String() in shapes and not self._says_type
         others = NEVER if is_any_text else self._others(shapes, node)
         parts = [
@@ -159,7 +159,7 @@ class _XmlValues:
         for text in known:
             self._mark.check(text)
             if not self._is_read_as_string(text, node):
-                _check_reading(text, shapes, node)
+                _check_reading(text, shapes)
         readable = {text for text in known if self._is_read_as_string(text, node)}
         options = [seq(words(((text + self._pad).encode() + self._mark.spelling) for text in readable))]
         for shape in shapes:
@@ -198,7 +198,7 @@ def _is_word(shape: Shape) -> bool:
     return isinstance(shape, Boolean | Null) or (isinstance(shape, Const) and shape.text in _WORDS)
 
 
-def _check_types(shapes: tuple[Shape, ...], types: frozenset[str], node: NodeName) -> None:
+def _check_types(shapes: tuple[Shape, ...], types: frozenset[str]) -> None:
     """Refuses values that a reader would take for others.
 
     Raises:
@@ -207,25 +207,25 @@ def _check_types(shapes: tuple[Shape, ...], types: frozenset[str], node: NodeNam
     unseen = {kind for shape in shapes for kind in _types_of_shape(shape)} - types
     if unseen:
         raise GrammarError(
-            f"{node}: in the form in which this model writes calls the type of an argument must be seen without "
+            "in the form in which this model writes calls the type of an argument must be seen without "
             f'working its schema out, but that it may be of type {min(unseen)} is not seen; give it a "type"'
         )
     whole = {kind for kind, shape in _WHOLE.items() if shape in shapes}
     whole |= {"integer"} if "number" in whole else set()
-    # What looks like the mark behind a value may be in a string of an array or object, unless the value is a string.
+    # What looks like the mark after a value may be in a string of an array or object, unless the value is a string.
     has_strings = any(isinstance(shape, String) or _is_text(shape) for shape in shapes)
     unclear = types & {"array", "object"} if has_strings and String() not in shapes else frozenset[str]()
     if any(isinstance(shape, String) for shape in shapes):
         unclear |= types - {"string"} - whole
     if unclear:
         raise GrammarError(
-            f"{node}: an argument that may be a string must not also be of type {min(unclear)} if either has a "
+            f"an argument that may be a string must not also be of type {min(unclear)} if either has a "
             "restriction, because this model writes strings without quotes, so that the two cannot be told apart; "
             "allow only one of them"
         )
 
 
-def _check_reading(text: str, shapes: tuple[Shape, ...], node: NodeName) -> None:
+def _check_reading(text: str, shapes: tuple[Shape, ...]) -> None:
     """Refuses a string that a reader takes for another value, unless that value is valid too.
 
     Raises:
@@ -235,7 +235,7 @@ def _check_reading(text: str, shapes: tuple[Shape, ...], node: NodeName) -> None
     kind = _types_of_shape(Const(value))[0]
     if not {Const(value), _WHOLE[kind], *([Number()] if kind == "integer" else [])} & {*shapes}:
         raise GrammarError(
-            f"{node}: the string {text[:60]!r} under enum or const is read as {kind} where the argument may be that, "
+            f"the string {text[:60]!r} under enum or const is read as {kind} where the argument may be that, "
             'because this model writes strings without quotes; give the argument "type": "string"'
         )
 

@@ -1,4 +1,4 @@
-"""Makes expressions of arrays: which items stand where, and how many there are."""
+"""Makes expressions of arrays: which items come where, and how many there are."""
 
 import dataclasses
 from collections.abc import Sequence

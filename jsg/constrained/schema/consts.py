@@ -18,7 +18,7 @@ class _NumberText(str):
 
 
 def const_expr(scope: Scope, text: str) -> Expr:
-    """The expression of a canonical JSON text. With order "free", members of objects may stand in any order."""
+    """The expression of a canonical JSON text. With order "free", members of objects may come in any order."""
     return _value(scope, json.loads(text, parse_int=_NumberText, parse_float=_NumberText))
 
 

@@ -12,7 +12,7 @@ from jsg.constrained.ir import CharRanges
 
 _FIRST, _LAST = 4, 8
 MOST = _FIRST * _LAST
-"""The number of kinds, and so the most names that can be told apart."""
+"""The number of kinds, and so the most different names that can be counted."""
 
 
 @functools.cache

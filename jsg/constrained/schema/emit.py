@@ -63,7 +63,7 @@ def emit(
     if form is None:
         start = emitter.rule(document.root).rule
     else:
-        # The rules of the values follow one another anyway, so the arguments can be made before them.
+        # The book makes the rules one after another, so the arguments can be made before the rules that they call.
         start = scope.book.call("arguments", "arguments", lambda: arguments_expr(scope, document, form)).rule
     return Grammar(start, scope.book.finish(), library=library)
 
@@ -76,7 +76,7 @@ def _library(whitespace: Whitespace, order: PropertyOrder) -> Library:
     scope = emitter.scope
     for shape in (Number(), Number(is_integer=True), String()):
         emitter.shape(shape, ANY)
-    strings.name_expr(scope, String(excluded=frozenset({"a"})), "a name")
+    strings.name_expr(scope, String(excluded=frozenset({"a"})))
     return scope.book.library()
 
 
@@ -160,7 +160,7 @@ class _Emitter:
         try:
             return strings.quoted_expr(self.scope, shape)
         except GrammarError as error:
-            raise GrammarError(f"{error} (in the {strings.described(shape, node)})") from error
+            raise GrammarError(f"{strings.described(shape, node)}: {error}") from error
 
     def shape(self, shape: Shape, node: NodeName) -> Expr:
         """The expression of a shape of the node."""
@@ -181,4 +181,4 @@ class _Emitter:
             case Array():
                 return array_expr(scope, shape)
             case Object():
-                return object_expr(scope, shape, node)
+                return object_expr(scope, shape)

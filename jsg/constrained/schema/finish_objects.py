@@ -45,7 +45,7 @@ def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterat
             f"the schema at {where} requires more than {MAX_SOME} members without giving their names, by `not` over "
             "patternProperties, propertyNames or additionalProperties, which is not supported; remove some of them"
         )
-    for one, pending in _served(formulas, shape):
+    for one, pending in _served(formulas, shape, where):
         yield from _Finish(formulas, one, strings, where).shapes(pending)
 
 
@@ -64,10 +64,10 @@ def _names(formulas: Formulas, shape: Members) -> Sequence[str | String] | None:
 Served = tuple[Members, tuple[tuple[NodeName, NodeName], ...]]
 
 
-def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
+def _served(formulas: Formulas, shape: Members, where: NodeName) -> Iterator[Served]:
     """The ways to meet `some`, each as (object, undeclared members that it still needs).
 
-    One member may do for several of `some`, and it may be a declared member or an undeclared one.
+    One member may meet several of `some`, and it may be a declared member or an undeclared one.
     """
     base = dataclasses.replace(shape, some=())
     if not shape.some:
@@ -83,8 +83,9 @@ def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
         options = [list(_options(formulas, base, names, value)) for names, value in wanted]
         if math.prod(map(len, options)) > MAX_CHOICES:
             raise GrammarError(
-                f"`not` over patternProperties, propertyNames or additionalProperties requires members that can be "
-                f"chosen in more than {MAX_CHOICES} ways, which is not supported; remove some of them"
+                f"the schema at {where} requires members that can be chosen in more than {MAX_CHOICES} ways, by `not` "
+                "over patternProperties, propertyNames or additionalProperties, which is not supported; remove some of "
+                "them"
             )
         for choice in itertools.product(*options):
             one, pending = base, []
@@ -202,7 +203,7 @@ class _Finish:
         return cells
 
     def _expected(self, cells: list[NamePattern], num_some: int) -> list[NamePattern]:
-        """The cells without that of names which the schema does not expect, where an object is closed by default.
+        """The cells without the cell of unexpected names, where an object is closed by default.
 
         That cell stays where `propertyNames` describes its names, or where `minProperties` needs more members.
         """
@@ -250,7 +251,7 @@ class _Finish:
     def _alone(self, one: _Some, some: Sequence[_Some]) -> list[tuple[String, NodeName]]:
         """The ways in which the member has a name that no other member of `some` may have.
 
-        `_served` gives the alternative in which one member does for two of `some`.
+        Objects in which one member meets two of `some` are another alternative, which `_served` gives.
         """
         parts = [NamePattern(one.name.patterns, one.name.not_patterns, one.node)]
         for other in some:

@@ -102,7 +102,7 @@ def _identifiers(signs: str, private: str = "") -> tuple[str, str]:
 
 
 def _short_identifiers(signs: str, most: int | None) -> tuple[str, str]:
-    """The same without IPv6 addresses and users in few states, and with at most `most` characters."""
+    """The same without IPv6 addresses and users, in few states and with at most `most` characters."""
     room = 0 if most is None else most - _BEFORE_PATH
 
     def run(size: int) -> str:

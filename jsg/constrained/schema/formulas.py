@@ -24,7 +24,7 @@ from jsg.constrained.schema.containers import (
 from jsg.constrained.schema.judge import Judge, UnderWayError
 from jsg.constrained.schema.keywords import Reader
 from jsg.constrained.schema.locations import EVERYTHING
-from jsg.constrained.schema.nodes import Literal
+from jsg.constrained.schema.nodes import Literal, TooMuchError
 from jsg.constrained.schema.shapes import Json, NodeName, Number, String
 from jsg.constrained.schema.values import TYPES, decimal_of, described, key_of, type_of
 from jsg.errors import GrammarError
@@ -182,7 +182,7 @@ class Formulas:
     def _spend(self, meetings: int) -> None:
         self._num_meetings += meetings
         if self._num_meetings > MAX_MEETINGS:
-            raise GrammarError(
+            raise TooMuchError(
                 f"anyOf, oneOf, allOf and not of the schema have too many combinations: more than {MAX_MEETINGS} pairs "
                 "of alternatives would have to be compared; split the schema, or nest fewer unions within each other"
             )

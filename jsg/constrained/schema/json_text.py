@@ -1,7 +1,7 @@
 r"""The spellings of the characters of a JSON string: unescaped, as a short escape such as `\n`, and as `\uXXXX`.
 
 Known text should have one spelling, because jump-forward needs forced text. But texts that `json.dumps` writes must be
-allowed. So the spellings of a character depend on the set of characters that may stand in its location:
+allowed. So the spellings of a character depend on the set of characters that may be in its place:
 
 - A character of a key or of a constant is written unescaped where JSON allows that, else as its short escape, else as
   `\u00xx`. In a pattern that leaves no choice, a character beyond ASCII may also be written `\uXXXX`.

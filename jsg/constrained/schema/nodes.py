@@ -18,6 +18,10 @@ Literal = int
 MAX_SETS = 50_000
 
 
+class TooMuchError(GrammarError):
+    """A schema is too much to work out. `normalise` adds the node at which that was found."""
+
+
 class Nodes:
     """The nodes of one document that have been asked for so far."""
 
@@ -119,7 +123,7 @@ class Nodes:
         name = self._names.get(literals)
         if name is None:
             if len(self._names) > MAX_SETS:
-                raise GrammarError(
+                raise TooMuchError(
                     f"a schema may have at most {MAX_SETS} different parts after allOf, anyOf and the like are worked "
                     "out, but this one has more; simplify it"
                 )

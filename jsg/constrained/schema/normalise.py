@@ -25,7 +25,7 @@ from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.formulas import Formulas
 from jsg.constrained.schema.keywords import CONSTRAINING, HELPERS, SAYING_NOTHING
 from jsg.constrained.schema.locations import EVERYTHING, Locations, step
-from jsg.constrained.schema.nodes import Nodes
+from jsg.constrained.schema.nodes import Nodes, TooMuchError
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import (
     ANY,
@@ -76,7 +76,7 @@ def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape
     """The root and all nodes that it needs.
 
     Raises:
-        GrammarError: A node cannot be enforced. The message has a JSON pointer.
+        GrammarError: A node cannot be enforced.
     """
     nodes: dict[NodeName, tuple[Shape, ...]] = {NEVER: (), ANY: EVERY_SHAPE}
     waiting = [root]
@@ -85,9 +85,8 @@ def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape
         if node not in nodes:
             try:
                 nodes[node] = tuple(_finished(formulas, node))
-            except GrammarError as error:
-                message = str(error)
-                raise GrammarError(message if "#" in message else f"{message} (at {node})") from error
+            except TooMuchError as error:
+                raise GrammarError(f"{error} (at {node})") from error
             waiting.extend(name for shape in nodes[node] for name in named(shape) if name not in nodes)
     return nodes
 

@@ -19,33 +19,33 @@ from jsg.constrained.schema.shapes import NodeName, Object, String
 from jsg.errors import GrammarError
 
 
-def object_expr(scope: Scope, shape: Object, where: str) -> Expr:
+def object_expr(scope: Scope, shape: Object) -> Expr:
     """An object with its braces; NEVER where no object is valid.
 
     Raises:
         GrammarError: The counts or the order need a larger grammar than is allowed.
     """
-    plan = _plan(scope, shape, where)
-    return NEVER if plan is None else braces(scope, plan, where)
+    plan = _plan(scope, shape)
+    return NEVER if plan is None else braces(scope, plan)
 
 
-def bare_object_expr(scope: Scope, shape: Object, where: str) -> Expr:
+def bare_object_expr(scope: Scope, shape: Object) -> Expr:
     """The members of an object, which may have none, without braces; NEVER where no object is valid.
 
     Raises:
         GrammarError: The counts or the order need a larger grammar than is allowed.
     """
-    plan = _plan(scope, shape, where)
+    plan = _plan(scope, shape)
     if plan is None:
         return NEVER
-    may_be_empty, some = members_expr(scope, plan, where)
+    may_be_empty, some = members_expr(scope, plan)
     return any_of([EMPTY, some] if may_be_empty else [some])
 
 
-def _plan(scope: Scope, shape: Object, where: str) -> Plan | None:
+def _plan(scope: Scope, shape: Object) -> Plan | None:
     """The members that an object may have; None where no object is valid."""
-    needed, others = _needed_members(scope, shape), _other_members(scope, shape, None, where)
-    kinds = functools.cache(functools.partial(_kinds, scope, shape, where))
+    needed, others = _needed_members(scope, shape), _other_members(scope, shape, None)
+    kinds = functools.cache(functools.partial(_kinds, scope, shape))
     members: list[Member] = []
     for name, node in scope.spelling.in_order(shape.properties):
         if scope.shapes(node):
@@ -63,12 +63,12 @@ def _needed_members(scope: Scope, shape: Object) -> tuple[Expr, ...]:
     """The required members outside `properties`."""
     needed: list[Expr] = []
     for name, node in shape.some:
-        quoted = strings.name_expr(scope, name, "a name")
+        quoted = strings.name_expr(scope, name)
         needed.append(_member(scope, quoted, node) if quoted != NEVER and scope.shapes(node) else NEVER)
     return tuple(needed)
 
 
-def _other_members(scope: Scope, shape: Object, kind: str | None, where: str) -> Expr:
+def _other_members(scope: Scope, shape: Object, kind: str | None) -> Expr:
     """Any member outside `properties`. With `kind`, which is a pattern, only those whose names match it."""
     excluded = String(patterns=() if kind is None else (kind,), excluded=frozenset(shape.properties))
     sorts = [(String(patterns=p.matches, not_patterns=p.excludes), p.node) for p in shape.patterns]
@@ -77,19 +77,19 @@ def _other_members(scope: Scope, shape: Object, kind: str | None, where: str) ->
     for names, node in sorts:
         if scope.shapes(node):
             wanted = meet_strings(names, excluded)
-            quoted = NEVER if wanted is None else _names(scope, wanted, shape, where)
+            quoted = NEVER if wanted is None else _names(scope, wanted, shape)
             if quoted != NEVER:
                 others.append(_member(scope, quoted, node))
     return any_of(others)
 
 
-def _kinds(scope: Scope, shape: Object, where: str) -> list[Expr]:
+def _kinds(scope: Scope, shape: Object) -> list[Expr]:
     """The members outside `properties`, one expression for each kind of names; kinds are disjoint."""
-    found = (_other_members(scope, shape, kind, where) for kind in distinct.kinds())
+    found = (_other_members(scope, shape, kind) for kind in distinct.kinds())
     return [kind for kind in found if kind != NEVER]
 
 
-def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
+def _names(scope: Scope, names: String, shape: Object) -> Expr:
     """Those of the names that are also valid for `shape.names`, with their quotes.
 
     Raises:
@@ -101,7 +101,7 @@ def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
         if wanted is None:
             continue
         try:
-            options.append(strings.name_expr(scope, wanted, where))
+            options.append(strings.name_expr(scope, wanted))
         except GrammarError as error:
-            raise GrammarError(f"patternProperties or propertyNames at {where}: {error}") from error
+            raise GrammarError(f"patternProperties or propertyNames: {error}") from error
     return any_of(options)

@@ -37,7 +37,7 @@ _MAX_LATE = 4
 _MAX_COPIED = 100
 """Most members of an object that is written out for them, all copies together."""
 _MAX_COPIES = 15_000
-"""Most members of an object in declared order in which members are counted: each stands there once for each count."""
+"""Most members of an object in declared order in which members are counted: each is written once for each count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,18 +83,18 @@ class Plan:
         return self.least <= max(1, self.num_required + bool(self.needed))
 
 
-def braces(scope: Scope, plan: Plan, where: str) -> Expr:
+def braces(scope: Scope, plan: Plan) -> Expr:
     """The members of a plan in braces; NEVER where no such object is possible.
 
     Raises:
         GrammarError: The counts or the order need a larger grammar than is allowed.
     """
-    may_be_empty, some = members_expr(scope, plan, where)
+    may_be_empty, some = members_expr(scope, plan)
     options = [scope.spacing.empty("{}")] if may_be_empty else []
     return any_of(options if some == NEVER else [*options, scope.spacing.enclosed("{", some, "}")])
 
 
-def members_expr(scope: Scope, plan: Plan, where: str) -> tuple[bool, Expr]:
+def members_expr(scope: Scope, plan: Plan) -> tuple[bool, Expr]:
     """Whether there may be no member, and the members where there are some; NEVER where there cannot be any.
 
     Raises:
@@ -105,15 +105,15 @@ def members_expr(scope: Scope, plan: Plan, where: str) -> tuple[bool, Expr]:
         return False, NEVER
     arrange = _in_any_order if scope.order == "free" else _in_order
     is_empty = plan.most is not None and plan.most <= 0
-    return least == 0, NEVER if is_empty else arrange(plan, scope.spacing.comma, where)
+    return least == 0, NEVER if is_empty else arrange(plan, scope.spacing.comma)
 
 
-def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
+def _in_any_order(plan: Plan, comma: Expr) -> Expr:
     """At least one member, in any order."""
     required = plan.num_required + len(plan.needed)
     if required > MAX_ONCE:
         raise GrammarError(
-            f"required at {where}: in free order an object may require at most {MAX_ONCE} names, but {required} are "
+            f"required: in free order an object may require at most {MAX_ONCE} names, but {required} are "
             'required; use property_order="declared" or require fewer'
         )
     is_counted = len(plan.declared) + len(plan.needed) <= MAX_ONCE
@@ -131,26 +131,26 @@ def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
             return NEVER
         return Bag(tuple(items), comma, least, plan.most)
     if not plan.declared:
-        return _others(plan, comma, 0, where)
-    kinds = _kinds(plan, 0, where) if is_counted else ()
+        return _others(plan, comma, 0)
+    kinds = _kinds(plan, 0) if is_counted else ()
     if not is_counted or len(items) + len(kinds) > MAX_ONCE:
         raise GrammarError(
-            f"minProperties at {where}: in free order members can be counted where at most {MAX_ONCE - distinct.MOST} "
+            f"minProperties: in free order members can be counted where at most {MAX_ONCE - distinct.MOST} "
             f'names are declared, but there are {len(items)}; use property_order="declared", or leave minProperties out'
         )
     items.extend(BagItem(kind, is_once=True) for kind in kinds)
     return NEVER if len(items) < least else Bag(tuple(items), comma, least, plan.most)
 
 
-def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
+def _in_order(plan: Plan, comma: Expr) -> Expr:
     """At least one member: the declared members in their order, then the others."""
     declared, required = plan.declared, plan.num_required
     has_others = plan.others != NEVER or bool(plan.needed)
     if has_others and (late := _late(plan)) is not None:
-        return any_of([_with_late(plan, written, late, comma, where) for written in _subsets(late)])
+        return any_of([_with_late(plan, written, late, comma) for written in _subsets(late)])
     if required == len(declared):
         # Every declared member is there, so only the others are counted.
-        others = _others(plan, comma, required, where)
+        others = _others(plan, comma, required)
         if not declared:
             return others
         first = separated([member.expr for member in declared], comma)
@@ -159,7 +159,7 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
             return NEVER if must_have_others else first
         return seq(first, comma, others) if must_have_others else seq(first, optional(seq(comma, others)))
     if not plan.is_surely_met or has_others or (plan.most is not None and plan.most < len(declared)):
-        return _counted(plan, comma, where)
+        return _counted(plan, comma)
     return _row(declared, comma)
 
 
@@ -182,8 +182,8 @@ def _subsets(numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:
     return itertools.chain.from_iterable(itertools.combinations(numbers, size) for size in range(len(numbers) + 1))
 
 
-def _with_late(plan: Plan, written: tuple[int, ...], late: tuple[int, ...], comma: Expr, where: str) -> Expr:
-    """The members where exactly `written` of `late` stand before the last required one, and the others may come later.
+def _with_late(plan: Plan, written: tuple[int, ...], late: tuple[int, ...], comma: Expr) -> Expr:
+    """The members where exactly `written` of `late` come before the last required one, and the others may come later.
 
     What comes after the last required member is in free order.
     """
@@ -198,7 +198,7 @@ def _with_late(plan: Plan, written: tuple[int, ...], late: tuple[int, ...], comm
     if most is not None and most < max(least, len(plan.needed)):
         return NEVER
     rest_plan = dataclasses.replace(plan, declared=tuple(rest), least=max(0, least), most=most)
-    others = NEVER if most == 0 else _in_any_order(rest_plan, comma, where)
+    others = NEVER if most == 0 else _in_any_order(rest_plan, comma)
     if not first:
         return others
     after = seq(comma, others)
@@ -207,7 +207,7 @@ def _with_late(plan: Plan, written: tuple[int, ...], late: tuple[int, ...], comm
     return seq(_row(first, comma), after)
 
 
-def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:
+def _others(plan: Plan, comma: Expr, before: int) -> Expr:
     """At least one member without a declared name, after `before` declared members."""
     missing = plan.least - before
     least = max(1, missing, len(plan.needed))
@@ -215,7 +215,7 @@ def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:
     if (most is not None and most < least) or (plan.others == NEVER and len(plan.needed) < least):
         return NEVER
     if missing > 1:
-        different = [BagItem(kind, is_once=True) for kind in _kinds(plan, missing, where)]
+        different = [BagItem(kind, is_once=True) for kind in _kinds(plan, missing)]
         first = Bag(tuple(different), comma, missing, missing)
         return seq(first, Repeat(seq(comma, plan.others), 0, None if most is None else most - missing))
     if not plan.needed:
@@ -226,7 +226,7 @@ def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:
     return Bag(tuple(items), comma, least, most)
 
 
-def _kinds(plan: Plan, least: int, where: str) -> Sequence[Expr]:
+def _kinds(plan: Plan, least: int) -> Sequence[Expr]:
     """The members without a declared name, one expression for each kind of names.
 
     Raises:
@@ -235,19 +235,19 @@ def _kinds(plan: Plan, least: int, where: str) -> Sequence[Expr]:
     """
     if plan.needed:
         raise GrammarError(
-            f"minProperties at {where} is not supported beside `not` over patternProperties, propertyNames or "
+            "minProperties is not supported beside `not` over patternProperties, propertyNames or "
             "additionalProperties, which requires members without giving their names; leave minProperties out"
         )
     kinds = plan.kinds()
     if least > len(kinds):
         raise GrammarError(
-            f"minProperties at {where}: {least} members whose names are not declared cannot be told apart, at most "
+            f"minProperties: {least} members whose names are not declared cannot be told apart, at most "
             f"{len(kinds)} can; declare their names under properties, or use a smaller minProperties"
         )
     return kinds
 
 
-def _counted(plan: Plan, comma: Expr, where: str) -> Expr:
+def _counted(plan: Plan, comma: Expr) -> Expr:
     """Declared members in their order, and then the others, where their number must be counted.
 
     Raises:
@@ -258,10 +258,10 @@ def _counted(plan: Plan, comma: Expr, where: str) -> Expr:
     if num_copies > _MAX_COPIES:
         raise GrammarError(
             f"minProperties and maxProperties can be counted in declared order where the bound times the number of "
-            f"properties is at most {_MAX_COPIES}, but at {where} it is {num_copies}; use a smaller bound, require all "
+            f"properties is at most {_MAX_COPIES}, but here it is {num_copies}; use a smaller bound, require all "
             'properties, use property_order="free" (up to 64 properties), or leave the counts out'
         )
-    others = functools.partial(_others, plan, comma, where=where)
+    others = functools.partial(_others, plan, comma)
     return _row(plan.declared, comma, plan.least, plan.most, others, needs_others=bool(plan.needed))
 
 
@@ -276,14 +276,14 @@ def _row(
 ) -> Expr:
     """At least one member, in their order: an automaton with an edge for each, which skips those that are left out.
 
-    A state is (next member, members so far), before a member or behind one, where the object may end. Numbers of
+    A state is (next member, members so far), before a member or after one, where the object may end. Numbers of
     members from `least` on, or from `most` on, are one state.
 
     Args:
         members: The declared members.
-        comma: What stands between two members.
+        comma: What comes between two members.
         least, most: The bounds of the number of members, those of `others` included.
-        others: Gives the members that may come behind the declared ones, by how many come before them; None: none may.
+        others: Gives the members that may come after the declared ones, by how many come before them; None: none may.
         needs_others: Whether these must come.
     """
     limit = min(least if most is None else most, len(members))

@@ -57,8 +57,7 @@ class RuleBook:
             try:
                 rules[name] = make()
             except GrammarError as error:
-                message = str(error)
-                raise GrammarError(message if name in message else f"{message} (in the {name})") from error
+                raise GrammarError(f"{error} (in {name})") from error
         return rules if self._library is None else rules | {name: self._library.rules[name] for name in self._taken}
 
     def library(self) -> Library:

@@ -10,7 +10,7 @@ from jsg.constrained.special_tokens import spelled
 from jsg.errors import GrammarError
 
 NAME_PATTERN = f"^{PLAIN_NAME}$"
-"""The names that can stand without quotes, for the pattern of a string shape."""
+"""The names that need no quotes, for the pattern of a string shape."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Spelling:
 
     Attributes:
         words: The spellings of true, false and null.
-        quote: What stands before and behind strings as they are; None for strings of JSON.
-        name_begin: What stands before a name without quotes; None where names are strings of JSON.
+        quote: What comes before and after strings that are written as they are; None for strings of JSON.
+        name_begin: What comes before a name without quotes; None where names are strings of JSON.
         is_sorted: The declared order of names is that of the alphabet, because the model is shown no other order.
     """
 
@@ -89,7 +89,7 @@ class Spelling:
 
     @property
     def before_name(self) -> Expr:
-        """What stands before a name without quotes."""
+        """What comes before a name without quotes."""
         return literal(self.name_begin) if self.name_begin else EMPTY
 
 

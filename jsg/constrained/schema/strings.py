@@ -58,21 +58,21 @@ def string_expr(scope: Scope, shape: String, where: str) -> Call:
     return scope.book.call(shape, described(shape, where), lambda: quoted_expr(scope, shape))
 
 
-def name_expr(scope: Scope, shape: String, where: str) -> Expr:
+def name_expr(scope: Scope, shape: String) -> Expr:
     r"""The name of a member, as its notation has it; NEVER where no name is valid.
 
     A name that begins like one of the excluded names does not go on with a quote, a backslash or a control character: a
     model that may not close the excluded name would choose `\"` next.
     """
     if scope.spelling.name_begin is None:
-        return string_expr(scope, shape, where) if shape == String() else quoted_expr(scope, shape, is_name=True)
+        return string_expr(scope, shape, "") if shape == String() else quoted_expr(scope, shape, is_name=True)
     shape = dataclasses.replace(shape, patterns=(*shape.patterns, NAME_PATTERN))
     content = _content(scope, shape)
     return NEVER if content == NEVER else seq(scope.spelling.before_name, lower(content))
 
 
 def raw_expr(scope: Scope, shape: String, mark: Mark, before: Expr = EMPTY) -> Expr:
-    """A string as it is, up to the mark, with what stands before the mark; NEVER where no string is valid.
+    """A string as it is, up to the mark, with what comes before the mark; NEVER where no string is valid.
 
     Raises:
         GrammarError: The string has too long a length to be counted.
@@ -197,7 +197,7 @@ def _automaton(scope: Scope, shape: String, parts: Sequence[Expr], is_name: bool
 
 
 def _joined(parts: Sequence[Expr]) -> list[Expr]:
-    """The parts, with all that repeat characters of one set as one such repeat, however long the repeats are."""
+    """The parts, in which all repeats of the characters of one set are one repeat, however long they are."""
     ranges, least, most = charset.UNIVERSE, 0, None
     others: list[Expr] = []
     for part in parts:
@@ -231,7 +231,7 @@ def _all_but(scope: Scope, dfa: CharDfa, words: frozenset[str], is_name: bool) -
     """The texts of an automaton except these words, with the closing quote; NEVER where there is none.
 
     The result is a trie of the words, each node with the automaton's state there, and the automaton. A text leaves the
-    trie where it differs from all words. What a name may not be, `name_expr` says.
+    trie where it differs from all words. `name_expr` says what a name may not be.
     """
     trie, places, ends = _trie(scope, dfa, words)
     done = len(trie) + len(dfa.rows)
@@ -302,7 +302,7 @@ def _trie(scope: Scope, dfa: CharDfa, words: frozenset[str]) -> tuple[list[dict[
 
 
 def _targets(dfa: CharDfa, state: int) -> list[tuple[int, charset.CharRanges]]:
-    """The states behind a state of an automaton, each with the characters that lead to it."""
+    """The states that follow a state of an automaton, each with the characters that lead to it."""
     found: dict[int, list[charset.CharRanges]] = {}
     for ranges, target in zip(dfa.classes, dfa.rows[state], strict=True):
         if target != DEAD:

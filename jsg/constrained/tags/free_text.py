@@ -42,7 +42,7 @@ def free_text(branches: Sequence[Branch], limits: Limits, *, may_end: bool) -> E
 
 
 class _FreeText:
-    """An Aho-Corasick automaton over bytes, together with where in a character a byte stands.
+    """An Aho-Corasick automaton over bytes, together with where in a character a byte is.
 
     A state is (node of the trie of texts, rest of the character); the free text begins at (0, ()).
     """

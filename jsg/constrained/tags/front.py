@@ -6,12 +6,12 @@ The newer form is XGrammar's, a tree of formats under `format`:
     {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [
         {"type": "tag", "begin": "<f=add>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}}
 
-Free text inside a tag ends where the end of the tag first comes up. A `{"type": "token", "token": "<name>"}` stands for
-the special token that is written so; it may also be the begin or the end of a tag, or a trigger. With `if_known` the
-model need not have it, and then it stands nowhere. A `json_schema` with `or_any_object` stands for any JSON object
-where its schema cannot be enforced. One with a `style` stands for the arguments of a call in a style of
-`jsg.constrained.call_styles`, without the head and the end of the call. A `field` beside a grammar is the field of the
-request that brought it: errors in this grammar are told of the field, and not of the place in the structural tag.
+Free text inside a tag ends where the end of the tag first comes up. A `{"type": "token", "token": "<name>"}` means the
+special token that is written so; it may also be the begin or the end of a tag, or a trigger. With `if_known` the model
+need not have it, and then it matches nothing. A `json_schema` with `or_any_object` means any JSON object where its
+schema cannot be enforced. One with a `style` means the arguments of a call in a style of `jsg.constrained.call_styles`,
+without the head and the end of the call. A `field` beside a grammar is the field of the request that brought it: errors
+in this grammar name the field, and not the place in the structural tag.
 """
 
 import dataclasses
@@ -135,7 +135,7 @@ class _Formats:
         }
 
     def of(self, fields: Fields, ends: Ends) -> Expr:
-        """The expression of one format and one of `ends` behind it."""
+        """The expression of one format and one of `ends` after it."""
         kind = fields.string("type")
         compiler = self._compilers.get(kind)
         if compiler is None:
@@ -407,9 +407,9 @@ class _Formats:
     def _merge(
         self, key: tuple[str, ...], fields: Fields, make: Callable[[], Grammar], kind: str | None = None
     ) -> Call:
-        """A call of another grammar. Its rules are added once, however often it stands in the tag.
+        """A call of another grammar. Its rules are added once, however often it is in the tag.
 
-        Errors in a grammar that has a `kind` are told as if it stood alone.
+        Errors in a grammar that has a `kind` are the same as if it were alone.
         """
         field = fields.string("field") if fields.has("field") else None
         if key not in self._merged:

@@ -27,6 +27,7 @@ from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.child.intake import Intake, Taker
 from jsg.engine.child.log import log_to_stderr
 from jsg.engine.child.parent import die_with_parent, end_at_once
+from jsg.engine.child.passing import Passing
 from jsg.engine.child.protocol import (
     Call,
     EngineStart,
@@ -150,7 +151,7 @@ def serve(
     """
     end = time.monotonic()
     takes_grammars = is_settled = False
-    intake = Intake()
+    intake, passing = Intake(), Passing()
     while os.getppid() == parent_pid:
         if not takes_grammars and core.grammars.are_loaded:
             takes_grammars = True
@@ -168,11 +169,12 @@ def serve(
             if arrived.message.stop:
                 return
             intake.put(arrived, core)
+            passing.forget(arrived.message.aborts)
         refusals += intake.take(core)
         replies = [_answer(core, call, clock, intake) for each in messages for call in each.message.calls]
-        outputs = core.step() if core.has_work else []
-        if outputs or refusals or replies:
-            link.send(FromEngine(outputs=outputs, refusals=refusals, replies=replies))
+        outputs, passed = passing.divide(core.step()) if core.has_work else ([], [])
+        if outputs or passed or refusals or replies:
+            link.send(FromEngine(outputs=outputs, passed=passed, refusals=refusals, replies=replies))
         on_turn()
         end = time.monotonic()
         clock.add(idle_s=woken - start, busy_s=end - woken)

@@ -228,15 +228,23 @@ class Failure:
     message: errors.Message
     param: str | None = None
     field: str | None = None
+    retry_after_s: int | None = None
 
     @classmethod
     def of(cls, error: JsgError) -> "Failure":
         """Describes the error."""
         message = error.message if isinstance(error, RequestError) else str(error)
-        return cls(type(error).__name__, message, getattr(error, "param", None), getattr(error, "field", None))
+        field = getattr(error, "field", None)
+        return cls(type(error).__name__, message, getattr(error, "param", None), field, error.retry_after_s)
 
     def to_error(self) -> JsgError:
         """The error again, of its own class."""
+        error = self._error()
+        if self.retry_after_s is not None:
+            error.retry_after_s = self.retry_after_s
+        return error
+
+    def _error(self) -> JsgError:
         kind = getattr(errors, self.kind, JsgError)
         if kind is GrammarError:
             return GrammarError(self.message, self.param, self.field)
@@ -302,10 +310,12 @@ class ToEngine:
 class FromEngine:
     """From the engine: `progress` while it starts, then `ready` or `failure` once, then the outputs of each step.
 
-    Requests may have grammars once it says `takes_grammars`. Before, such a request would hold up all others.
+    Requests may have grammars once it says `takes_grammars`. Before, such a request would hold up all others. `passed`
+    has outputs that the front passes on to workers: see `Passing`.
     """
 
     outputs: Sequence[RequestOutput] = ()
+    passed: Sequence[tuple[str, bytes]] = ()
     refusals: Sequence[Refusal] = ()
     replies: Sequence[Reply] = ()
     progress: Progress | None = None

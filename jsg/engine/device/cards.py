@@ -105,7 +105,7 @@ def traced_for(mesh: Mesh | None) -> Iterator[None]:
 
 
 def _number(text: str, field: str, default: int | None = None) -> int:
-    """The first number of this field: the compute capability stands before the version of what runs it."""
+    """The first number of this field: the compute capability comes before the version of what runs it."""
     found = re.search(rf"\b{field}: (\d+)", text)
     if found is None and default is not None:
         return default  # a field of zero is not written

@@ -57,7 +57,7 @@ def _laid_out(kernel: Quantised) -> Fp8Kernel:
 
 
 def _inputs_last(x: Any, axis: int) -> Any:
-    """An array, or the shape of one, with this axis behind the others, and shared out among devices as it was."""
+    """An array, or the shape of one, with this axis after the others, and shared out among devices as it was."""
     order = [*(i for i in range(x.ndim) if i != axis), axis]
     sharding = x.sharding
     if isinstance(sharding, NamedSharding):

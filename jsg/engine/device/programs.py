@@ -239,7 +239,7 @@ class Programs:
         return [name for name in names if name not in essential]
 
     def _embed(self, key: BucketKey) -> list[Hashable]:
-        """The program that gives vectors behind a forward pass of this shape, if the engine embeds."""
+        """The program that gives vectors after a forward pass of this shape, if the engine embeds."""
         return [("embed", key)] if self.config.embeds else []
 
     def are_ready(self, key: BucketKey) -> bool:

@@ -24,6 +24,7 @@ from jsg.engine.device.sampling import (
     kept_mass,
     token_logprobs,
 )
+from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import AttentionInputs, Pieces, PrefixGroups
 from jsg.kernels_pallas.reference_delta import tiles_of
 from jsg.kernels_pallas.tile import GROUP_TILE
@@ -137,9 +138,10 @@ def forward(
         for first, of_group in zip(first_rows[1:], slots[1:], strict=True)
     )
     tiles = None
-    if pieces is not None and key.num_tiles and not is_deterministic:
-        tiles = tiles_of(pieces, key.num_tiles)
-    inputs = inputs._replace(vision=vision, windows=windows, pieces=pieces, piece_tiles=tiles)
+    if key.num_tiles and not is_deterministic:
+        tiles = None if pieces is None else tiles_of(pieces, key.num_tiles)
+        attention = attention._replace(chunks=ops.chunks_of(attention, key.num_tokens))
+    inputs = inputs._replace(attention=attention, vision=vision, windows=windows, pieces=pieces, piece_tiles=tiles)
     hidden, pool = model(inputs, pool)
     return model.logits(hidden[parts.logit_index]), hidden, pool, page_table
 

@@ -105,6 +105,7 @@ class EngineClient:
 
     Attributes:
         grammars: Compiles the grammars of requests.
+        pass_on: Takes the name of a worker and what is for it: see `Passing`.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class EngineClient:
         self.grammars = grammars or GrammarCompiler()
         self._sent_grammars = SentGrammars(ENGINE_GRAMMAR_BYTES)
         self._takes_grammars = asyncio.Event()
+        self.pass_on: Callable[[str, bytes], None] = lambda worker, outputs: None
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ModelInfo] = loop.create_future()
         self._death: asyncio.Future[str] = loop.create_future()
@@ -209,6 +211,7 @@ class EngineClient:
         *,
         is_streamed: bool = True,
         grammar_turns: asyncio.Semaphore | None = None,
+        name: str | None = None,
     ) -> Callable[[], None]:
         """Begins a request. Returns a function that ends it, and does nothing where it has ended.
 
@@ -221,12 +224,13 @@ class EngineClient:
                 error that `abort_all` was given.
             is_streamed: False where nobody reads its outputs as they come: see `Request`.
             grammar_turns: Its grammar is not asked for before it has one of these.
+            name: Its name on the wire, of a request of a worker: see `Passing`.
 
         Raises:
             RequestError: Its rid is that of a live request of this owner, or it cannot be sent.
             QueueFullError, EngineDeadError: As above.
         """
-        stream, grammar = self._open(request, owner, sink), request.sampling.grammar
+        stream, grammar = self._open(request, owner, sink, name), request.sampling.grammar
         if isinstance(grammar, GrammarSpec) and grammar.key not in self._sent_grammars:
             turns = grammar_turns or asyncio.Semaphore()
             compiling = self._compile_and_send(stream, grammar, turns, request, is_streamed=is_streamed)
@@ -296,7 +300,7 @@ class EngineClient:
         self._socket.close(linger=0)
         self._socket.context.term()
 
-    def _open(self, request: Request, owner: str, sink: Sink) -> Stream:
+    def _open(self, request: Request, owner: str, sink: Sink, name: str | None) -> Stream:
         if self._death.done():
             raise EngineDeadError(self._death.result())
         try:
@@ -307,7 +311,7 @@ class EngineClient:
             ) from None
         if self.is_full:
             raise queue_full(self.most_requests)
-        return self._streams.open(owner, request.rid, sink)
+        return self._streams.open(owner, request.rid, sink, name)
 
     def _send(self, stream: Stream, request: Request, *, is_streamed: bool) -> None:
         # The front makes the text, so it finds the stop strings, and the engine has no use for them. The engine has the
@@ -481,6 +485,8 @@ class EngineClient:
             if output.finish is not None:
                 self._close(stream)
             stream.take(output)
+        for worker, outputs in message.passed:
+            self.pass_on(worker, outputs)
         for refusal in message.refusals:
             if stream := self._streams.on_wire(refusal.rid):
                 self._close(stream)

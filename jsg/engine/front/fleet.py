@@ -225,7 +225,7 @@ class EngineFleet:
                     error = ending
             self._close(live)
             return live.sink(error)
-        live.token_ids += output.token_ids
+        live.token_ids += (*output.passed_ids, *output.token_ids)
         if not live.has_output:
             live.has_output = True
             if live.routed is not None and (output.finish and output.finish.type) in _UNDER_WAY:

@@ -66,18 +66,25 @@ class Streams:
         places: Those in the engine, where owners take turns; None where every request goes to the engine at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        """Names on the wire begin with the prefix, except those that are given."""
         self.places: Places | None = None
+        self._prefix = prefix
         self._waits = Counter[WaitReason]()
         self._numbers = itertools.count()
         self._by_wire_name: dict[str, Stream] = {}
         self._by_owner: dict[str, dict[str, Stream]] = {}
 
-    def open(self, owner: str, rid: str, sink: Sink) -> Stream:
-        """Makes a stream. Raises RequestError where the owner has a live request of that rid."""
+    def open(self, owner: str, rid: str, sink: Sink, name: str | None = None) -> Stream:
+        """Makes a stream, with this name on the wire if there is one.
+
+        Raises:
+            RequestError: The owner has a live request of that rid.
+        """
         if self.find(owner, rid) is not None:
             raise name_in_use(rid)
-        stream = Stream(owner, rid, str(next(self._numbers)), sink, WaitClock(self._waits), waited_so_far())
+        name = name or f"{self._prefix}{next(self._numbers)}"
+        stream = Stream(owner, rid, name, sink, WaitClock(self._waits), waited_so_far())
         self._by_wire_name[stream.wire_name] = stream
         self._by_owner.setdefault(owner, {})[rid] = stream
         return stream

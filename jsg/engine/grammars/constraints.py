@@ -28,7 +28,7 @@ from jsg.types import ConstraintReport, JumpForward, Request
 logger = logging.getLogger(__name__)
 
 PATIENCE = 16
-"""After so many tokens without a forced text behind them, a request's steps are planned before its last token is known.
+"""After so many tokens without a forced text after them, a request's steps are planned before its last token is known.
 If a text is forced then, one more token is sampled before the first draft."""
 BIND_STEPS = 300_000
 """Work to bind a grammar to the vocabulary, in the steps of `Limits`, in addition to one step a byte of its tables."""
@@ -44,7 +44,7 @@ class Constraint:
         grammar: The grammar, which the store holds while the request is live.
         jump: What to do where text is forced.
         num_accepted: Tokens that the masker has accepted.
-        num_unforced: Tokens since the last one behind which a text was forced.
+        num_unforced: Tokens since the last one after which a text was forced.
         num_steps: Work for its text that steps of the engine were charged with. It is negative until they were charged
             with binding the grammar.
         watch: Watches how long the request thinks; None where nothing limits that.
@@ -188,7 +188,7 @@ class Constraints:
         return bool([1 for entry in batch.entries if entry.running.request.sampling.grammar is not None])
 
     def must_know_tokens(self, running: Sequence[RunningRequest]) -> bool:
-        """Whether text may be forced behind the next token of a request, so that the next step must wait for it."""
+        """Whether text may be forced after the next token of a request, so that the next step must wait for it."""
         if not self._live:
             return False
         constraints = map(self._live.get, [each.request.rid for each in running])  # not those of all that wait
@@ -325,7 +325,7 @@ class Constraints:
                 if not self._charge(constraint):
                     return False
                 if not masker.accept(draft):
-                    break  # it cannot be sampled either, so the rows behind it do not count
+                    break  # it cannot be sampled either, so the rows after it do not count
                 num_walked += 1
                 if not self._charge(constraint):
                     return False
@@ -335,7 +335,7 @@ class Constraints:
         except GrammarError:
             if not num_walked:
                 raise
-            # No token can follow that draft. If it is taken, no token behind it is: see `_advance`.
+            # No token can follow that draft. If it is taken, no token after it is: see `_advance`.
         finally:
             masker.rollback(num_walked)
             self._charge(constraint)

@@ -2,12 +2,12 @@
 
     draft        The forced text is cut into tokens, which the model verifies in one step. Only speed changes.
     retokenize   The tokenizer cuts the end of the output together with the forced text. If one of its cuts falls on the
-                 end of the output, whose tokens never change, the tokens behind that cut are appended.
+                 end of the output, whose tokens never change, the tokens after that cut are appended.
 
 A draft need not be right, so no byte is held back at its end: where the model joins the last forced bytes with the next
 ones, the draft is wrong there and ends. Models do not always cut a text as their tokenizer does, least of all where a
 grammar does not allow the token that they prefer. So a draft repeats the tokens that were chosen the last time that the
-same text was forced behind the same token, and only a new text is cut by the tokenizer.
+same text was forced after the same token, and only a new text is cut by the tokenizer.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class Tokens:
         self._ids: dict[bytes, int] | None = None
 
     def learn(self, before: int, forced: bytes, token: int) -> None:
-        """Notes the token that was chosen for a forced text behind the token `before` (-1 at the beginning)."""
+        """Notes the token that was chosen for a forced text after the token `before` (-1 at the beginning)."""
         key = before, forced
         known, sureness = self._chosen.get(key, (token, SURE))
         if known == token:
@@ -59,7 +59,7 @@ class Tokens:
         self._chosen[key] = token, sureness
 
     def draft(self, output: Sequence[int], forced: bytes, most: int = MAX_BYTES) -> tuple[int, ...]:
-        """At most `most` tokens that a model is likely to choose for a forced text behind an output.
+        """At most `most` tokens that a model is likely to choose for a forced text after an output.
 
         The last token may be longer than the rest of the text, as it was when it was last chosen.
         """
@@ -79,7 +79,7 @@ class Tokens:
         return tuple(tokens)
 
     def continuing(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
-        """Tokens of a forced text as the tokenizer cuts it behind the last tokens of an output."""
+        """Tokens of a forced text as the tokenizer cuts it after the last tokens of an output."""
         forced = _whole_characters(forced[:MAX_BYTES])
         return self._remembered(tuple(output[-LOOK_BACK:]), forced, self._cut_behind)
 
@@ -105,7 +105,7 @@ class Tokens:
         return self._longest_match(forced)
 
     def _cut_as_one(self, context: tuple[int, ...], forced: bytes) -> tuple[int, ...]:
-        """The tokens behind the context; none where no cut falls between the two.
+        """The tokens after the context; none where no cut falls between the two.
 
         There are also none where the context begins inside a character, or the tokenizer changes the text.
         """

@@ -91,7 +91,7 @@ class LexiconLoader:
     def _run(self) -> Lexicon | Exception:
         try:
             return self._load()
-        except (ModelError, EngineDeadError) as error:  # the first is told to clients, the second to nobody
+        except (ModelError, EngineDeadError) as error:  # clients learn of the first, nobody of the second
             return error
         except Exception as error:
             logger.exception("what grammars need could not be loaded")

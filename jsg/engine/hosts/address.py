@@ -14,7 +14,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Host and port of `--dist-init-addr`. An IPv6 host is in brackets.
 
     Raises:
-        ConfigError: It is not HOST:PORT, names every interface, or leaves no port for JAX's coordinator behind it.
+        ConfigError: It is not HOST:PORT, names every interface, or leaves no port for JAX's coordinator after it.
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -88,7 +88,7 @@ class GraphState(RunState):
         return self.variables.get(name)
 
     def _variables(self) -> Mapping[str, Variable]:
-        """Leaves out those that the way which the run took does not set."""
+        """Leaves out those that the run did not set on its way."""
         kept = self.variables.items()
         return {name: variable for name, variable in kept if not isinstance(variable.error, UnknownVariableError)}
 

@@ -436,7 +436,7 @@ _FORMS: dict[Any, _Form] = {
     bool: _Form(_flag),
     Constant: _Form(_constant),
     Values: _Form(_named_values, lambda values: {name: write(Value, value) for name, value in values}),
-    TextValue: _Form(  # where only a text may stand, it has no tag
+    TextValue: _Form(  # where only a text may be, it has no tag
         lambda source, what, location: TextValue(read(tuple[Piece, ...], source, what, location)),
         lambda text: write(tuple[Piece, ...], text.pieces),
     ),

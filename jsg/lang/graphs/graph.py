@@ -30,7 +30,7 @@ class Graph:
     returns: Value
 
     def nodes(self) -> Iterator[AnyNode]:
-        """Gives all nodes. Those of a `cond` or `loop` come behind it."""
+        """Gives all nodes. Those of a `cond` or `loop` come after it."""
         return walk(self.block)
 
     def perhaps_unset(self) -> frozenset[str]:

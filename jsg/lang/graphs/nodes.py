@@ -1,6 +1,6 @@
 """The parts of a graph: frozen records of what a program appends to its streams.
 
-Nodes stand in program order: ids grow, and a node refers only to smaller ids. A node belongs to a stream. Nodes of one
+Nodes are in program order: ids grow, and a node refers only to smaller ids. A node belongs to a stream. Nodes of one
 stream run one after another; nodes of different streams wait only for the values that they name. `cond` and `loop` hold
 their bodies as blocks of nodes.
 
@@ -138,7 +138,7 @@ class Equals:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contains:
-    """`text` stands somewhere in `value`."""
+    """`text` is somewhere in `value`."""
 
     value: TextValue
     text: TextValue
@@ -213,7 +213,7 @@ class Append(Node):
 
     Attributes:
         pieces: The text. Two constant pieces are never next to each other.
-        part: For `unordered`, the numbers of a group and of a part in it; the parts of a group may stand in any order.
+        part: For `unordered`, the numbers of a group and of a part in it; the parts of a group may be in any order.
     """
 
     pieces: tuple[Piece, ...]
@@ -264,7 +264,7 @@ class Choose(Node):
 
     @property
     def texts(self) -> tuple[TextValue, ...]:
-        """The choices, and the question behind them if there is one."""
+        """The choices, and the question after them if there is one."""
         return self.choices if self.question is None else (*self.choices, self.question)
 
 
@@ -426,7 +426,7 @@ def refs(part: Any) -> "Iterator[ArgumentRef | ValueRef]":
 
 
 def walk(block: Block) -> "Iterator[AnyNode]":
-    """Gives all nodes of a block. Those of inner blocks come behind the node that holds them."""
+    """Gives all nodes of a block. Those of inner blocks come after the node that holds them."""
     for node in block.nodes:
         yield node
         for child in children(node):

@@ -17,7 +17,7 @@ def reorder(graph: Graph, varying: Collection[str] = ()) -> Graph:
 
     Args:
         graph: The graph.
-        varying: The arguments that differ between the runs of a batch; they come behind the other arguments.
+        varying: The arguments that differ between the runs of a batch; they come after the other arguments.
     """
     return dataclasses.replace(graph, block=_reorder_block(graph.block, frozenset(varying)))
 

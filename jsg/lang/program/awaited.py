@@ -9,7 +9,7 @@ from jsg.errors import ProgramError
 
 @final
 class Awaited[T](Coroutine[Any, Any, T]):
-    """A coroutine. Whoever uses it as if it were its result is told to await it."""
+    """A coroutine. Using it as if it were its result raises an error that says to await it."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine

@@ -70,7 +70,7 @@ def gen(
     Args:
         name: The variable; None where only the text matters.
         max_tokens, min_tokens, n: The largest and smallest number of new tokens, and the number of continuations. With
-            more than one the variable is a list, and the prompt goes on behind the first.
+            more than one the variable is a list, and the prompt goes on after the first.
         stop, stop_token_ids, stop_regex: Where the continuation ends. The match belongs neither to the text nor to the
             variable.
         temperature, top_p, top_k, min_p, frequency_penalty, presence_penalty, repetition_penalty, seed, ignore_eos:
@@ -330,7 +330,7 @@ def video(path: Any, num_frames: int) -> Expr:
 def separate_reasoning(expr: "Expr | str", model_type: str) -> Expr:
     """Appends `expr`. The reasoning of its gens becomes `<name>_reasoning_content`, and only the rest `<name>`.
 
-    This holds while they are streamed, too. The text keeps both, because the model goes on behind both. With a model
+    This holds while they are streamed, too. The text keeps both, because the model goes on after both. With a model
     whose tokens jsg knows, the grammar of a gen governs the answer and not the reasoning before it.
 
     Args:

@@ -45,11 +45,11 @@ class Readable(abc.ABC):
         return self._wait(self._find(name))
 
     def text(self) -> str:
-        """Gives all text, the answers of the model included: in a body so far, for its caller that at its end."""
+        """Gives all text with the answers of the model: inside the program so far, for its caller that at the end."""
         return self._wait(self._read("text"))
 
     def sync(self) -> None:
-        """Waits until all that was appended is done: in a body so far, for its caller until the run has ended.
+        """Waits until everything appended so far is done, or, in the caller of the program, until the run has ended.
 
         Raises:
             Exception: It ended this state early.
@@ -92,7 +92,7 @@ class Readable(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, what: What) -> Variable:
-        """Gives a variable that is done when all is done that was appended, as `text` and `sync` say."""
+        """Gives a variable that is done when everything is done that `text` and `sync` wait for."""
 
     @abc.abstractmethod
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
@@ -127,7 +127,7 @@ class RunState(Readable):
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """Gives the report of the backend about the call that set a variable.
 
-        That of a variable of joined branches is `{"branches": [...]}`: the report of each branch, or None.
+        The report of a variable of joined branches is `{"branches": [...]}`: the report of each branch, or None.
 
         Raises:
             TimeoutError: The report was not known within `timeout` seconds.
@@ -154,8 +154,8 @@ class RunState(Readable):
     def usage(self) -> dict[str, int]:
         """Gives `calls`, `prompt_tokens`, `cached_tokens` and `completion_tokens` (generated) of all calls of the run.
 
-        The calls of branches and of called programs count, and of gens that one call of a remote API answered only
-        this one. Waits for the end; in the program for what is appended.
+        The calls of branches and of called programs count. Gens that one call of a remote API answered count as this
+        one call. Waits for the end of the run; inside the program, for what was appended.
         """
         self._wait_done(self._everything())
         return self._usage()
@@ -244,7 +244,7 @@ class RunState(Readable):
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """Gives the same as `text_iter`, for tasks.
 
-        To end early ends no call: others may read on. If nobody does, call `cancel`.
+        Leaving the loop ends no call, because others may read on. If nobody does, call `cancel`.
 
         Args:
             var_name: The variable; None gives all text.
@@ -285,7 +285,7 @@ class RunState(Readable):
             raise
 
     def _told(self, error: BaseException | None) -> BaseException | None:
-        """Notes that the reader is told of an error, and gives it."""
+        """Notes that the reader learns of an error, and gives it."""
         if error is not None:
             self._history().read(error)
         return error
@@ -296,7 +296,7 @@ class RunState(Readable):
 
     @abc.abstractmethod
     def _everything(self) -> Variable:
-        """Gives a variable that is done when all is done that `usage` counts."""
+        """Gives a variable that is done when everything that `usage` counts is done."""
 
     @abc.abstractmethod
     def _variables(self) -> Mapping[str, Variable]:

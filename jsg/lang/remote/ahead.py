@@ -163,7 +163,7 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """The text that a model wrote behind a prompt.
+    """The text that a model wrote after a prompt.
 
     Attributes:
         units: The whole text.

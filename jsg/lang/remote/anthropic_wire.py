@@ -205,7 +205,7 @@ class _Start:
         self._held = ""
 
     def push(self, text: str, *, is_last: bool) -> str:
-        """Gives the text of the answer behind the prompt as the program wrote it."""
+        """Gives the text of the answer after the prompt as the program wrote it."""
         if not self._blank:
             return text
         text = self._held + text

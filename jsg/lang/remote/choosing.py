@@ -38,7 +38,7 @@ class Chooser:
         self._encoder = encoder
 
     async def choose(self, prompt: ModelPrompt, select: Select) -> Selection:
-        """Chooses one of the choices behind `prompt`.
+        """Chooses one of the choices after `prompt`.
 
         Raises:
             UnsupportedError: The API cannot honour the method or the temperature.

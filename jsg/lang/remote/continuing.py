@@ -23,7 +23,7 @@ class Continuer:
     """Makes the calls of one session. All that speculation knows is here, so programs never meet.
 
     Attributes:
-        ahead: What the model wrote behind the prompt, for gens to come.
+        ahead: What the model wrote after the prompt, for gens to come.
     """
 
     def __init__(self, caller: Caller, unsupported: Unsupported, num_ahead: int | None, ahead: Ahead | None = None):
@@ -47,7 +47,7 @@ class Continuer:
         self.ahead = None
 
     async def generate(self, prompt: ModelPrompt, given: SamplingArgs) -> AsyncGenerator[Piece]:
-        """Does what `Session.generate` says, behind `prompt`."""
+        """Does what `Session.generate` says, after `prompt`."""
         args = normalised(given)
         taken = None if self.ahead is None else self.ahead.take(args)
         if taken is not None:

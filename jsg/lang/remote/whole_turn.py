@@ -43,7 +43,7 @@ class WholeTurn:
         Args:
             conversation: All turns before the open one.
             begun: The text of the open turn.
-            items: The rest of the turn. The model need not have written constants behind the last gen.
+            items: The rest of the turn. The model need not have written constants after the last gen.
 
         Raises:
             UnsupportedError: The gens cannot share a call.
@@ -159,7 +159,7 @@ class WholeTurn:
 
 
 def _start(ahead: Ahead, begun: str, *, is_constant: bool) -> Ahead | None:
-    """Gives the rest of the text behind the beginning of the turn, where chat models leave out white space.
+    """Gives the rest of the text after the beginning of the turn, where chat models leave out white space.
 
     Where the turn begins with white space only, its position is unknown unless nothing precedes that constant.
     """

@@ -112,7 +112,7 @@ class Delta:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
-    """The scores of the prompt, alone and with each choice behind it.
+    """The scores of the prompt, alone and with each choice after it.
 
     Attributes:
         texts: The tokens of the prompt, and then of the prompt with each choice.
@@ -187,7 +187,7 @@ class Api(Protocol):
         ...
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
-        """Scores choices behind a prompt; gives None where the API cannot. Raises the same as `stream`."""
+        """Scores choices after a prompt; gives None where the API cannot. Raises the same as `stream`."""
         ...
 
     async def models(self) -> list[Any]:

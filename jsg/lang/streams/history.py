@@ -138,7 +138,7 @@ class History:
         Args:
             error: The error.
             is_new: Whether it counts as unread though it was read before. A body that reads an error and raises it
-                again has told nobody outside.
+                again has shown it to nobody outside.
         """
         if not isinstance(error, Exception) or isinstance(error, AbortedError):
             return  # interrupts are raised elsewhere, and who cancels knows it
@@ -160,7 +160,7 @@ class History:
             error.__traceback__ = error.__cause__ = error.__context__ = None
 
     def read(self, error: BaseException) -> None:
-        """Notes that a reader was told of an error. Whoever knows of one knows that the run has failed."""
+        """Notes that a reader has learned of an error. Whoever knows of one knows that the run has failed."""
         if id(error) in self._known:
             self._unread.clear()
 

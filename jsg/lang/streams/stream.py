@@ -12,7 +12,7 @@ Code without threads, such as the run of a graph on a server, uses a stream on t
     value = await stream.variable("a").get()            # ... but this waits, and
     async for piece in stream.variable("answer").follow_async(): ...
     text = await stream.read("text").get()              # all text that was appended up to here
-    stream.close()                                      # its session ends behind what was appended; or stream.cancel()
+    stream.close()                                      # its session ends after what was appended; or stream.cancel()
 
 Any thread may call any method. Appending makes the variables at once, in program order, so that a name that is set
 twice is never read stale, and a fork knows the variables of its parent before they are computed. An error ends a
@@ -211,7 +211,7 @@ class Stream:
     def _arrive(self) -> Variable:
         arrival = Variable()
         self._end = _JOINED
-        if self._cancelled is not None:  # its runner may hear of the cancel only behind the mark
+        if self._cancelled is not None:  # its runner may hear of the cancel only after the mark
             arrival.fail(self._cancelled)
         self.runner.push([Mark("nothing", arrival)])
         self._disappoint(None)
@@ -228,7 +228,7 @@ class Stream:
         return variable
 
     def expect(self, name: str, error: BaseException | None = None) -> Variable:
-        """Gives a variable that gets the `Variable` of a name as its value, as soon as something sets the name.
+        """Gives a variable whose value will be the `Variable` of a name, as soon as something sets the name.
 
         Args:
             name: The name.
@@ -264,7 +264,7 @@ class Stream:
     # Ending.
 
     def close(self, reason: str = _ENDED, error: BaseException | None = None) -> None:
-        """Ends the stream and its forks behind all that was appended. Variables stay readable. A second call is void.
+        """Ends the stream and its forks after all that was appended. Variables stay readable. A second call is void.
 
         Args:
             reason: The message of the error for a later `append`.
@@ -343,7 +343,7 @@ class Stream:
 
 
 class _Draft:
-    """The ops of one expression, and the nesting behind it. It is dropped where a part breaks a rule."""
+    """The ops of one expression, and the nesting after it. It is dropped where a part breaks a rule."""
 
     def __init__(self, stream: Stream, place: Place | None, nesting: Nesting, make: Make | None):
         self.ops: list[ExprOp] = []

@@ -95,7 +95,7 @@ class LocalModel(abc.ABC):
 
     @abc.abstractmethod
     async def _encode_choices(self, parts: tuple[Part, ...], choices: Sequence[str]) -> EncodedChoices:
-        """Gives the tokens of choices behind a prompt. Raises JsgError."""
+        """Gives the tokens of choices after a prompt. Raises JsgError."""
 
     @abc.abstractmethod
     def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:

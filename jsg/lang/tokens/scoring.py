@@ -1,7 +1,7 @@
 """The requests that score choices on an engine: all at once, as few as possible, and each token computed once.
 
 The trie of the choices is cut into paths. The request of a path scores its own tokens, and at each of them the tokens
-with which other choices go on. So the request of another choice scores only what is behind its first own token, and
+with which other choices go on. So the request of another choice scores only what is after its first own token, and
 finds the stem, which is not scored again, in the cache. The tokens of one node only are scored as the tokens that may
 follow it. Behind joined branches this is the only way.
 """
@@ -199,7 +199,7 @@ class _Ask:
         end: The node.
         tokens: The tokens that are scored beside those of the prompt.
         edges: For each place that is scored, the nodes that it scores, by token id.
-        first: The depth of the first node whose token is scored as one of the prompt; 0 where the tokens behind the
+        first: The depth of the first node whose token is scored as one of the prompt; 0 where the tokens after the
             prompt are scored.
     """
 

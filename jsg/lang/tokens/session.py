@@ -39,7 +39,7 @@ class TokenSession:
 
     Invariants: `_parts[:_floor]` are the parts that it shares with the session from which it was forked, and none of
     their text is encoded together with later text. While `_prefix` is set, it comes before `_parts`, and `_floor` is 0.
-    In a branch `_own`, and `_parts[_floor:]` behind it, is what it has behind the prompt from which it was forked.
+    In a branch `_own`, and `_parts[_floor:]` after it, is what it has after the prompt from which it was forked.
     """
 
     def __init__(self, model: TokenModel) -> None:
@@ -156,7 +156,7 @@ class TokenSession:
         return copied
 
     async def join(self, branches: Sequence[Session]) -> None:
-        """Puts the branches behind this prompt, side by side. The conversation goes on as in the last of them.
+        """Puts the branches after this prompt, side by side. The conversation goes on as in the last of them.
 
         Raises:
             RequestError: A branch was not forked from the prompt as it is now, or ends in another turn than it began
@@ -346,7 +346,7 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 
 _PLACE = TextPart("")
-"""Other sessions are likely to go on from here: as copies, or with another question behind the same messages."""
+"""Other sessions are likely to go on from here: as copies, or with another question after the same messages."""
 _LEAST_COMMON = 32
 """Characters that the runs of a batch have in common at least where a place is marked."""
 
@@ -380,7 +380,7 @@ def _num_texts(part: Part) -> int:
 def sampling_of(args: SamplingArgs, *, has_thoughts: bool = False) -> dict[str, Any]:
     """Gives the argument of `SamplingParams.from_dict`. Raises RequestError for a type beside a grammar.
 
-    A number behind thoughts gets no stop strings, which would end the thoughts; its grammar ends it.
+    A number after thoughts gets no stop strings, which would end the thoughts; its grammar ends it.
     """
     given = args.given()
     sampling = {_SAMPLING_NAMES[name]: value for name, value in given.items() if name in _SAMPLING_NAMES}

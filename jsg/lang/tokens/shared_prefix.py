@@ -33,7 +33,7 @@ class SharedPrefix:
         Args:
             model: The model that holds it.
             outer: The prefix of the forked session, if it had not waited for that.
-            parts: The parts behind `outer`.
+            parts: The parts after `outer`.
             num_users: The number of sessions that will release it.
             is_held: Whether it is computed now and kept cached; otherwise its text is only cut off from later text.
         """
@@ -131,5 +131,5 @@ def _committed(parts: Sequence[Part], ids: Iterator[tuple[int, ...] | PromptIds]
 
 
 def cut_off(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Gives the parts with a cut behind a text at their end."""
+    """Gives the parts with a cut after a text at their end."""
     return (*parts, _CUT) if parts and isinstance(parts[-1], TextPart) else parts

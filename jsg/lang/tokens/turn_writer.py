@@ -17,7 +17,7 @@ class TurnWriter:
         is_open: Whether the last of them is open.
         opening: The text before the content of the open turn, while that content has not begun.
         trims_end: Whether the template removes white space at the end of the open turn's content.
-        written: The part of the template's text behind the last content that the prompt has already.
+        written: The part of the template's text after the last content that the prompt has already.
     """
 
     roles: tuple[str, ...] = ()

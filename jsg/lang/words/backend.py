@@ -76,7 +76,7 @@ class Session(Protocol):
         ...
 
     async def join(self, branches: "Sequence[Session]") -> None:
-        """Appends what each branch has behind the common prompt. No branch sees another one."""
+        """Appends what each branch has after the common prompt. No branch sees another one."""
         ...
 
     async def close(self) -> None:

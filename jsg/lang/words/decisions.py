@@ -1,6 +1,6 @@
 """Decisions: typed questions about an input, which a model answers with probabilities.
 
-A question is a text behind the input and the labels of its answers. The labels are scored as the beginning of the
+A question is a text after the input and the labels of its answers. The labels are scored as the beginning of the
 model's answer, as `select` scores choices, so a label may have any number of tokens and begin with another label. Two
 numbers come of it. The probabilities say how likely each label is, given that the answer begins with one of them. The
 label mass says how likely it is that the answer begins with one of them at all: if it is small, the model would rather
@@ -148,7 +148,7 @@ class Decision:
         return min(1.0, max(0.0, value))
 
     def report(self) -> dict[str, Any]:
-        """What a program is told beside the probabilities of all labels."""
+        """What a program learns besides the probabilities of all labels."""
         match self.kind:
             case "predicate":
                 own: Mapping[str, Any] = {"probability": self.probabilities[0]}

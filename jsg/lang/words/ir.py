@@ -124,7 +124,7 @@ class Gen(Expr):
     """Lets the model continue. The continuation becomes the variable `name`; with None it is only text.
 
     Attributes:
-        markers: What stands around thoughts before it. A grammar governs what follows them.
+        markers: What encloses thoughts before it. A grammar governs what follows them.
     """
 
     name: str | None

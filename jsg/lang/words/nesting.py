@@ -29,7 +29,7 @@ class Nesting:
     has_turned: bool = False
 
     def turn(self, role: Role, *, is_begin: bool) -> "Nesting":
-        """Gives the nesting behind the beginning or the end of a turn."""
+        """Gives the nesting after the beginning or the end of a turn."""
         if is_begin and self.role is not None:
             raise ProgramError(f"turns do not nest: {role} begins inside of {self.role}; end that first")
         if not is_begin and self.role != role:
@@ -37,7 +37,7 @@ class Nesting:
         return Nesting(role if is_begin else None, self.scopes, True)
 
     def scope(self, name: str, *, is_begin: bool) -> "Nesting":
-        """Gives the nesting behind the beginning or the end of a scope."""
+        """Gives the nesting after the beginning or the end of a scope."""
         if is_begin and name in self.scopes:
             raise ProgramError(f"var_scope {name!r} is open already")
         if not is_begin and name not in self.scopes:

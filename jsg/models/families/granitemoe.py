@@ -1,4 +1,4 @@
-"""Granite 3 with experts (1B-A400M, 3B-A800M), PowerMoE: Granite with experts, whose kernels stand in one tensor.
+"""Granite 3 with experts (1B-A400M, 3B-A800M), PowerMoE: Granite with experts, whose kernels are in one tensor.
 
 The softmax of the chosen logits is that of all, divided by the sum of those that are chosen.
 """

@@ -53,7 +53,7 @@ def attention(config: Fields) -> dict[str, Mixer]:
 
 
 def kinds(config: Fields) -> list[str]:
-    """If the file does not say, every fourth layer behind the first is full."""
+    """If the file does not say, every fourth layer after the first is full."""
     count, own = parts.num_layers(config), config.section(SECTION)
     unnamed = [parts.LINEAR if layer % 4 or not layer else parts.FULL for layer in range(count)]
     if own is not None and own.names() & set(LAYERS):

@@ -97,7 +97,7 @@ class Layout:
         zero: Where its zeros are, one for each block.
         no_zero: The zero of all numbers if there is none.
         order: A tensor with the group of each column; None if groups are consecutive columns.
-        may_be_unset: An order of -1 alone stands for none.
+        may_be_unset: An order of -1 alone means none.
         factor: A tensor without axes that multiplies all scales.
         divides: The factor divides.
         is_turned: The model has it as [..., in, out].

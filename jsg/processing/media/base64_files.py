@@ -1,6 +1,6 @@
 """Files in JSON: in base64 (RFC 4648), or in `data:` URLs (RFC 2397) as chat APIs take them.
 
-The frames of a video may stand in place of its file, each as the file of a picture, with commas between them. Base64
+The frames of a video may be in place of its file, each as the file of a picture, with commas between them. Base64
 has no commas.
 """
 

@@ -173,7 +173,7 @@ def _read_webp(data: bytes) -> Declared:
 def _read_gif(data: bytes) -> Declared:
     """The size is the screen's, or larger if the first image reaches beyond it. Comments are left out."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
-    place = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)  # behind the table of colours
+    place = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)  # after the table of colours
     kept, num_parts = [data[:place]], 0
     while data[place] == 0x21:  # an extension: two bytes, then blocks that begin with their length, the last one empty
         start, place = place, place + 2

@@ -62,7 +62,7 @@ class MediaLimits:
 class MediaBudget:
     """What a request may still bring. One per request, used by one thread at a time.
 
-    Every `take_` counts what it is told, or raises RequestError, and then the request is over.
+    Every `take_` counts what it is given, or raises RequestError, and then the request is over.
     """
 
     def __init__(self, limits: MediaLimits):

@@ -23,7 +23,7 @@ MAX_FRAGMENTS = 2**15
 """The most fragments. FFmpeg keeps something of every track for each of them."""
 
 _TABLES = re.compile(rb"stsz|stz2|trun|stco|co64|stsc|elst|moof|sidx|cmov|senc|saiz")
-_LARGE = b"\0\0\0\1"  # the size of such a box stands behind its name
+_LARGE = b"\0\0\0\1"  # the size of such a box comes after its name
 
 
 def checked_movie(data: bytes) -> bytes:

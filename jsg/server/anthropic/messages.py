@@ -1,6 +1,5 @@
 """Anthropic's `/v1/messages`."""
 
-import dataclasses
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Literal, final
 
@@ -13,7 +12,7 @@ from jsg.server.anthropic.body import CountTokensBody, MessagesBody
 from jsg.server.caller import CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import Generation, new_rid
-from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
+from jsg.server.http.event_stream import Event, EventForm, Events, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
@@ -26,7 +25,7 @@ from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.speech.prompts.encode_parts import EncodedPrompt
 from jsg.speech.reply_plan import ReplyPlan
 from jsg.speech.rules.thinking import sealed, signature_of
-from jsg.types import FinishType
+from jsg.types import FinishType, altered
 
 router = new_router()
 
@@ -42,7 +41,7 @@ async def create_message(
 ) -> Response:
     """Answers a conversation; with `stream` it sends events."""
     front.check_model(body.model)
-    call = dataclasses.replace(call, user=body.user)
+    call = altered(call, user=body.user)
     plan = body.plan(front.speech)
     namespace = call.caller.namespace(body.cache_salt, body.extra_key)
     prompt = Prompt(
@@ -58,7 +57,7 @@ async def create_message(
     blocks = _Blocks(body.thought_display)
     if body.stream:
         events = _events(generation, blocks, front.model_name)
-        return await respond_with_events(request, events, named=True)
+        return respond_with_events(request, events, named=True)
     await until_disconnect(request, generation.complete())
     [answer] = generation.answers
     found = answer.parsed
@@ -106,12 +105,15 @@ async def _encode(
     )
 
 
-async def _events(generation: Generation, blocks: "_Blocks", model_name: str) -> AsyncGenerator[Event]:
+async def _events(generation: Generation, blocks: "_Blocks", model_name: str) -> AsyncGenerator[Events]:
     """The events in Anthropic's order. The first comes with the first token, and a block once it has content."""
     [answer] = generation.answers
     has_begun = False
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for _, delta in deltas:
+            if (text := delta.only_text) and blocks.text_form is not None:
+                yield blocks.text_form.fill(text)
+                continue
             if not has_begun:
                 has_begun = True
                 yield {"type": "message_start", "message": _message(answer, model_name)}
@@ -129,10 +131,15 @@ async def _events(generation: Generation, blocks: "_Blocks", model_name: str) ->
 
 @final
 class _Blocks:
-    """The blocks of an answer, one after the other: thoughts, texts, and one for each call."""
+    """The blocks of an answer, one after the other: thoughts, texts, and one for each call.
+
+    Attributes:
+        text_form: The event of more text in the block that is open; None where that is no text.
+    """
 
     def __init__(self, display: Literal["summarized", "omitted"] | None) -> None:
         """As `MessagesBody.thought_display`."""
+        self.text_form: EventForm | None = None
         self._display = display
         self._thoughts = GrowingText()
         self._index = -1
@@ -179,6 +186,8 @@ class _Blocks:
         yield from self.end()
         self._open = kind
         self._index += 1
+        more = {"type": "text_delta", "text": EventForm.GAP}
+        self.text_form = EventForm(self._change(more), named=True) if kind == "text" else None
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
     def _signature(self, thoughts: str) -> str:

@@ -65,7 +65,7 @@ class ClientNames:
     def give(self, error: JsgError) -> None:
         """Makes an error show these names."""
         if self.grammar and isinstance(error, GrammarError) and error.param in (None, *GRAMMAR_FIELDS):
-            error.param = error.field = error.field or self.grammar
+            error.param = error.field = self.grammar
         if isinstance(error, RequestError):
             error.names = {**self.names, **error.names}
             error.param = {**self.names, **self.params}.get(str(error.param), error.param)

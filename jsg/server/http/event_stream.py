@@ -1,10 +1,9 @@
 """Server-sent events, and work that is cancelled when its client leaves."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, final
 
 import msgspec
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jsg.errors import JsgError
+from jsg.server.caller import state_of
 from jsg.server.http.failures import INTERNAL_ERROR, told_error
 from jsg.server.http.json_pieces import json_pieces, next_piece
 
@@ -23,9 +23,13 @@ Events = Event | list[Event] | bytes
 """An event, or several that are sent together, which costs little more than one. Its JSON is that of `json_pieces`.
 Bytes are those of an `EventForm`."""
 
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Of every stream. With the second, nginx and what is built on it pass each event on at once."""
+HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # with it, nginx and what is built on it pass each event on at once
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
 EVENTS_AT_ONCE = 8
+DONE = b"data: [DONE]\n\n"
 COMMENT = b": still here\n\n"  # clients ignore comments in a stream of events
 
 # Python's `splitlines`, which some clients use, ends lines at these characters; the specification of events does not.
@@ -61,7 +65,7 @@ async def _yield_to_others() -> None:
     await asyncio.sleep(0)
 
 
-async def respond_with_events(
+def respond_with_events(
     request: Request,
     events: AsyncGenerator[Events],
     *,
@@ -71,7 +75,7 @@ async def respond_with_events(
 ) -> Response:
     """A response that streams the events, at least one.
 
-    It waits for the first event, so that a failure before it is an ordinary HTTP failure. A later failure becomes an
+    It begins with the first event, so that a failure before it is an ordinary HTTP failure. A later failure becomes an
     event in the form of the endpoint; the trace of an unforeseen one goes to the log. When the client leaves, `events`
     is closed at once.
 
@@ -84,73 +88,78 @@ async def respond_with_events(
             dead one. None sends no comments.
         turn: Waits until more of a long event may be made.
     """
-
-    async def first_event() -> Events:
-        return await anext(events)
-
-    first = await until_disconnect(request, first_event())
-    return _EventStream(request.scope, first, events, named=named, beat_s=beat_s, turn=turn)
+    return _EventStream(request, events, named=named, beat_s=beat_s, turn=turn)
 
 
 @final
 class _EventStream(Response):
-    media_type = "text/event-stream"
+    status_code, background = 200, None
 
     def __init__(
         self,
-        scope: Scope,
-        first: Events,
+        request: Request,
         events: AsyncGenerator[Events],
         *,
         named: bool,
         beat_s: float | None,
         turn: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(headers=HEADERS)
-        del self.headers["content-length"]
-        self._scope = scope
-        self._first = first
+        self.raw_headers = [*HEADERS]  # the base class would make them anew, with a length
+        self._request = request
         self._events = events
         self._encode = _encode_named if named else _encode
-        self._ending = b"" if named else b"data: [DONE]\n\n"
+        self._ending = b"" if named else DONE
         self._beat_s = beat_s
         self._turn = turn
+        self._has_begun = False
         self._is_inside = False  # of an event that is sent in pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._events):
-            with contextlib.suppress(ClientDisconnect):
-                await until_disconnect(Request(scope, receive), self._send_all(send))
+        try:
+            await until_disconnect(self._request, self._send_all(send))
+        except ClientDisconnect:
+            if not self._has_begun:
+                raise
+        finally:
+            await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
         async def send_body(body: bytes, *, more_body: bool = True) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
-        async def beat() -> None:
-            if not self._is_inside:  # clients get something anyway
-                await send_body(COMMENT)
-
+        event, number = await anext(self._events), 0
+        self._has_begun, write = True, state_of(self._request.scope).get("write_piece", lambda piece: False)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        event, number = self._first, 0
+        beating = None if self._beat_s is None else asyncio.create_task(self._beat(self._beat_s, send_body))
         try:
-            async with _beating(beat, self._beat_s):
-                while event is not None:
-                    if isinstance(event, bytes):
-                        await send({"type": "http.response.body", "body": event, "more_body": True})
-                    else:
-                        await self._send(event if isinstance(event, list) else [event], send_body)
-                    number += 1
-                    # Neither the next event nor a send to a client that has left needs to wait. Without this line no
-                    # other task would run, and nobody would notice that the client has left.
-                    if not number % EVENTS_AT_ONCE:
-                        await asyncio.sleep(0)
-                    event = await anext(self._events, None)
+            while event is not None:
+                if isinstance(event, bytes):
+                    if not write(event):
+                        await send_body(event)
+                else:
+                    await self._send(event if isinstance(event, list) else [event], send_body)
+                number += 1
+                # Neither the next event nor a send to a client that has left needs to wait. Without this line no
+                # other task would run, and nobody would notice that the client has left.
+                if not number % EVENTS_AT_ONCE:
+                    await asyncio.sleep(0)
+                event = await anext(self._events, None)
         except Exception as error:
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")
                 error = JsgError(INTERNAL_ERROR)
-            await send_body(b"".join(self._encode(self._failure(error))))
+            await send_body(_failure_event(self._request.scope, error, named=self._encode is _encode_named))
+        finally:
+            if beating is not None:
+                beating.cancel()
+                await asyncio.gather(beating, return_exceptions=True)
         await send_body(self._ending, more_body=False)
+
+    async def _beat(self, every_s: float, send_body: Callable[[bytes], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            if not self._is_inside:  # else clients get something anyway
+                await send_body(COMMENT)
 
     async def _send(self, events: list[Event], send_body: Callable[[bytes], Awaitable[None]]) -> None:
         pieces, is_last = itertools.chain.from_iterable(map(self._encode, events)), False
@@ -165,31 +174,18 @@ class _EventStream(Response):
         finally:
             self._is_inside = False
 
-    def _failure(self, error: JsgError) -> Event:
-        body = told_error(self._scope, error)
-        # In OpenAI's named events the fields of an error stand at the top.
-        is_nameless = self._encode is _encode_named and "type" not in body
-        return body["error"] | {"type": "error"} if is_nameless else body
+
+def failure_events(scope: Scope, error: JsgError) -> bytes:
+    """The last events of a stream that ends with an error, at a path of `/v1/messages`, or one with nameless events."""
+    named = scope["path"].startswith("/v1/messages")
+    return _failure_event(scope, error, named=named) + (b"" if named else DONE)
 
 
-@contextlib.asynccontextmanager
-async def _beating(beat: Callable[[], Awaitable[None]], every_s: float | None) -> AsyncGenerator[None]:
-    """Sends comments in the background."""
-
-    async def beat_on(every_s: float) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            await beat()
-
-    if every_s is None:
-        yield
-        return
-    beating = asyncio.create_task(beat_on(every_s))
-    try:
-        yield
-    finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+def _failure_event(scope: Scope, error: JsgError, *, named: bool) -> bytes:
+    body = told_error(scope, error)
+    if named and "type" not in body:  # in OpenAI's named events the fields of an error are at the top
+        body = body["error"] | {"type": "error"}
+    return b"".join((_encode_named if named else _encode)(body))
 
 
 def _encode(event: Event) -> Iterator[bytes]:
@@ -223,6 +219,6 @@ class EventForm:
         whole = b"".join(_encode_named(event) if named else _encode(event))
         self._form = whole.replace(b"%", b"%%").replace(msgspec.json.encode(self.GAP), b"%b")
 
-    def fill(self, *values: str | int) -> bytes:
+    def fill(self, *values: str | float | Sequence[int]) -> bytes:
         """The event with these values, in the order of their gaps."""
         return self._form % tuple([_one_line(msgspec.json.encode(value)) for value in values])

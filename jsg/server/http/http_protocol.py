@@ -34,6 +34,7 @@ SPARE_FILES = 64 + 4 * ACCEPTED_AT_ONCE
 """Descriptors for what the front opens later, and for connections that are accepted but not counted, or on their way
 out. If none were left, asyncio would accept nothing for a second and log a traceback for each try."""
 
+FRAMES = (b"content-length", b"transfer-encoding")
 ABSOLUTE_TARGET = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>.*)", re.IGNORECASE)
 
 
@@ -72,10 +73,12 @@ def http_protocol(
     limits: HttpLimits | None = None,
     is_ending: Callable[[], bool] = lambda: False,
     on_refusal: Callable[[dict[str, Any]], None] = lambda state: None,
+    connection: "Callable[..., HttpConnection] | None" = None,
 ) -> type[asyncio.Protocol]:
     """What `uvicorn.Config(http=...)` takes. The default limits allow only connections for which files are left.
 
     `on_refusal` is called for a refusal that the application does not see, with the ASGI state that a request has.
+    Connections are of the class `connection`.
 
     While `is_ending` gives True, each response ends its connection. A client that keeps connections, and a load
     balancer that only chooses servers for new ones, would otherwise send requests here until the last moment.
@@ -85,7 +88,10 @@ def http_protocol(
         if num_files != resource.RLIM_INFINITY:
             most = min(most, num_files - len(os.listdir("/dev/fd")) - SPARE_FILES)
         limits = HttpLimits(connections=max(1, most))
-    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits, _Idle(), is_ending, on_refusal))
+    return cast(
+        type[asyncio.Protocol],
+        functools.partial(connection or HttpConnection, limits, _Idle(), is_ending, on_refusal),
+    )
 
 
 def allow_more_files() -> None:
@@ -122,10 +128,11 @@ class _Parser(h11.Connection):
             if self.their_state is h11.IDLE:
                 self._skip_empty_lines()
             event = super().next_event()
-            if isinstance(event, h11.Request):
+            kind = type(event)  # to ask `isinstance` of h11's abstract classes takes several calls
+            if kind is h11.Request:
                 self._check_head(event)
                 event = _in_origin_form(event)
-            elif isinstance(event, h11.Data):
+            elif kind is h11.Data:
                 self._check_data(event)
             return event
         except h11.RemoteProtocolError as error:
@@ -144,22 +151,41 @@ class _Parser(h11.Connection):
         what follows it at once, and both are written together. A piece of a stream changes no state, so it does not go
         through h11, which takes longer than all else that becomes of an event.
         """
-        if type(event) is h11.Data and event.data and type(self._writer) is ChunkedWriter:
-            head, self._head = self._head, b""
-            return b"%b%x\r\n%b\r\n" % (head, len(event.data), event.data)
-        if isinstance(event, h11.Response) and (self.their_state is h11.SEND_BODY or self._is_ending()):
+        if type(event) is h11.Data and event.data and self.is_streaming:
+            return self.piece(event.data)
+        if type(event) is h11.Response and (self.their_state is h11.SEND_BODY or self._is_ending()):
             event = h11.Response(
                 status_code=event.status_code,
                 headers=[*event.headers.raw_items(), (b"connection", b"close")],
                 reason=event.reason,
             )
         written = super().send(event)
-        if isinstance(event, h11.Response):
+        if type(event) is h11.Response:
             self._head = written
             return b""
         if self._head and written is not None:
             written, self._head = self._head + written, b""
         return written
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether a response without a length has begun."""
+        return type(self._writer) is ChunkedWriter
+
+    def piece(self, data: bytes) -> bytes:
+        """The bytes of a piece of a stream that has begun. The piece is not empty."""
+        head, self._head = self._head, b""
+        return b"%b%x\r\n%b\r\n" % (head, len(data), data)
+
+    def _clean_up_response_headers_for_sending(self, response: h11.Response) -> h11.Response:
+        """As in h11, which checks all headers of a stream twice more to add the one that frames it."""
+        has_body = response.status_code == 200 and self._request_method in (b"GET", b"POST")
+        if has_body and self.their_http_version == b"1.1" and self._cstate.keep_alive:
+            items = response.headers._full_items
+            if not any(name in FRAMES for _, name, _ in items):
+                items.append((b"Transfer-Encoding", b"transfer-encoding", b"chunked"))
+                return response
+        return super()._clean_up_response_headers_for_sending(response)
 
     def _skip_empty_lines(self) -> None:
         """Drops empty lines before a request, as RFC 9112 §2.2 asks: old clients end a body with one."""
@@ -170,13 +196,14 @@ class _Parser(h11.Connection):
     def _check_head(self, request: h11.Request) -> None:
         self.target = request.target
         self._num_chunks = self._num_bytes = 0
-        names = [name for name, _ in request.headers]
+        headers = [*request.headers]
+        names = [name for name, _ in headers]
         if not request.http_version.startswith(b"1."):
             version = request.http_version.decode("ascii")
             raise _refused(505, f"the server speaks HTTP/1.1, but the request says HTTP/{version}")
         if request.http_version == b"1.0" and b"transfer-encoding" in names:
             raise _refused(400, "HTTP/1.0 has no Transfer-Encoding, but got one; send Content-Length")
-        num_bytes = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+        num_bytes = len(request.target) + sum([len(name) + len(value) + 4 for name, value in headers])
         if len(names) > self._limits.headers:
             raise _refused(431, f"a request must have at most {self._limits.headers} headers, but got {len(names)}")
         if num_bytes > self._limits.head_bytes:
@@ -185,7 +212,7 @@ class _Parser(h11.Connection):
             )
         if b"content-length" in names and b"transfer-encoding" in names:
             raise _refused(400, "a request must have Content-Length or Transfer-Encoding, but got both; send one")
-        if any(name == b"upgrade" and value.lower() == b"websocket" for name, value in request.headers):
+        if b"upgrade" in names and any(value.lower() == b"websocket" for name, value in headers if name == b"upgrade"):
             raise _refused(400, "the server has no websockets; send an ordinary request, with stream for events")
 
     def _check_data(self, data: h11.Data) -> None:
@@ -282,7 +309,6 @@ class _Idle:
         return True
 
 
-@final
 class HttpConnection(UvicornConnection):
     """One connection of a client."""
 
@@ -293,10 +319,14 @@ class HttpConnection(UvicornConnection):
         is_ending: Callable[[], bool],
         on_refusal: Callable[[dict[str, Any]], None],
         *args: Any,
+        begin: bytes = b"",
         **kwargs: Any,
     ) -> None:
+        """`begin` is what has been read of the connection already."""
         super().__init__(*args, **kwargs)
+        self._begin = begin
         self.conn = _Parser(limits, is_ending)
+        self.app_state = {**self.app_state, "write_piece": self._write_piece}
         self._limits = limits
         self._idle = idle
         self._on_refusal = on_refusal
@@ -318,6 +348,9 @@ class HttpConnection(UvicornConnection):
             return
         self._idle.note(self, is_idle=True)
         self._await(h11.IDLE, self._limits.head_s)
+        if self._begin:
+            begin, self._begin = self._begin, b""
+            self.data_received(begin)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
@@ -350,6 +383,13 @@ class HttpConnection(UvicornConnection):
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().resume_writing()
+
+    def _write_piece(self, piece: bytes) -> bool:
+        """Sends a piece of a stream without the calls that a message takes. False where it must be a message."""
+        if self.flow.write_paused or self.cycle.disconnected or not self.conn.is_streaming:
+            return False
+        self.transport.write(self.conn.piece(piece))
+        return True
 
     # ---- what uvicorn calls
 

@@ -8,6 +8,7 @@ then sends no `Origin` with a GET and shows the page the response. `Host` still 
 only this machine reaches takes only names that cannot be a stranger's.
 """
 
+import functools
 import ipaddress
 import re
 import socket
@@ -128,6 +129,7 @@ def _is_own(origin: bytes, host: bytes) -> bool:
     return origin in (b"http://" + host, b"https://" + host) and _is_own_name(_name(host))
 
 
+@functools.lru_cache(64)
 def _is_own_name(name: bytes) -> bool:
     """Whether a host is a number or `localhost`, which nobody else can point to this machine."""
     if name == b"localhost":
@@ -139,6 +141,7 @@ def _is_own_name(name: bytes) -> bool:
     return True
 
 
+@functools.lru_cache(64)
 def _name(host: bytes) -> bytes:
     """The host of `HOST:PORT` in lower case and without a last dot; empty where there is none."""
     try:

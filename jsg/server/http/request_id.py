@@ -1,7 +1,7 @@
 """A name for each HTTP request: the client's own name where it is harmless, otherwise a new one."""
 
 import re
-import uuid
+import secrets
 
 from starlette.types import Scope
 
@@ -34,7 +34,7 @@ def request_id_headers(scope: Scope) -> dict[str, str]:
 
 def fresh_request_id() -> str:
     """A name that no other request has."""
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def _given(scope: Scope) -> str | None:

@@ -50,7 +50,7 @@ async def abort_request(body: AbortBody, caller: CurrentCaller, front: ReadyFron
     if body.abort_all:
         aborted = client.abort_all(None if caller.is_admin else caller.tenant)
     else:
-        # If a request has several answers, each has the name of the request with numbers behind it.
+        # If a request has several answers, each has the name of the request with numbers after it.
         name = re.compile(re.escape(body.rid or "") + r"(_[0-9]+){0,2}")
         rids = [rid for rid in client.live_rids(caller.tenant) if name.fullmatch(rid)]
         aborted = sum(client.abort(rid, caller.tenant) for rid in rids)

@@ -14,7 +14,7 @@ from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
 from jsg.server.http.body import Body, Checked, ClientNames, Rid, TokenIds, is_prompt_list
-from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
+from jsg.server.http.event_stream import Event, EventForm, Events, respond_with_events, until_disconnect
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.http.json_pieces import JsonLists, item_pieces, json_pieces
@@ -38,6 +38,9 @@ HOLD_BEAT_S = 15.0
 # number has grown by LEAST_GROWTH. Else a thousand tokens with 128 alternatives each would be a gigabyte of events.
 FREE_SCORES = 4096
 LEAST_GROWTH = 1 / 16
+# What is in `meta_info` of each event, if nothing more is asked for: what changes from one to the next, and what not.
+CHANGING = frozenset(("completion_tokens", "cached_tokens", "e2e_latency", "queue_time"))
+FIXED = frozenset(("id", "finish_reason", "prompt_tokens", "time_to_first_token"))
 CHARS_OF_PARAMS = 64  # reading the sampling parameters of a prompt takes as long as encoding so many characters
 
 type StartLen = Annotated[int, Field(ge=-1, lt=2**31)]
@@ -233,10 +236,10 @@ async def generate(
 
     turn = functools.partial(generator.share.turn, call.caller.tenant)
     if body.hold:
-        return await respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
+        return respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
     if body.stream:
         events = _increments if body.incremental else _events
-        return await respond_with_events(request, events(generation, is_list, logprobs, shown), turn=turn)
+        return respond_with_events(request, events(generation, is_list, logprobs, shown), turn=turn)
     await until_disconnect(request, generation.complete())
     results = await generator.share.each(call.caller.tenant, shown, range(len(generation.answers)))
     for result, scores in zip(results, logprobs, strict=True):
@@ -268,7 +271,7 @@ async def _thinking(
 
 
 async def _held_events(generation: Generation, shown: Callable[[int], Event]) -> AsyncGenerator[Event]:
-    async with generation.hold() as deltas:
+    with generation.hold() as deltas:
         async for _ in deltas:
             yield shown(0)
 
@@ -306,15 +309,33 @@ class _LogprobsJson:
         return made | self._of_answer.until(len(answer.logprobs))  # the answer may grow meanwhile
 
 
+def _form_of(event: Event) -> EventForm | None:
+    """The form of an answer's later events; None where more changes than its text, its tokens and its times."""
+    meta = event["meta_info"]
+    if meta.keys() - CHANGING != FIXED or "reasoning_content" in event or meta["time_to_first_token"] is None:
+        return None
+    gaps = {name: EventForm.GAP if name in CHANGING else value for name, value in meta.items()}
+    return EventForm(event | {"text": EventForm.GAP, "output_ids": EventForm.GAP, "meta_info": gaps})
+
+
+def _filled(form: EventForm, answer: Answer, new: Answer | AnswerDelta) -> bytes:
+    counts = len(answer.token_ids), answer.cached_tokens
+    return form.fill(new.text, new.token_ids, *counts, answer.elapsed_s, answer.queue_s)
+
+
 async def _events(
     generation: Generation, is_list: bool, logprobs: Sequence[_LogprobsJson], shown: Callable[[int], Event]
-) -> AsyncGenerator[Event]:
+) -> AsyncGenerator[Events]:
     has_shown_prompt: set[int] = set()
+    forms: dict[int, EventForm | None] = {}
     num_free = FREE_SCORES / len(generation.answers)
     num_shown = [0] * len(generation.answers)
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for index, delta in deltas:
             answer = generation.answers[index]
+            if delta.finish is None and (form := forms.get(index)) is not None:
+                yield _filled(form, answer, answer)
+                continue
             is_due = delta.finish is not None or (index not in has_shown_prompt and bool(answer.prompt_logprobs))
             request = answer.request
             num_scores = len(answer.logprobs) * (1 + request.top_logprobs_num + len(request.token_ids_logprob))
@@ -323,9 +344,10 @@ async def _events(
             num_shown[index] = num_scores
             if is_due:
                 has_shown_prompt.add(index)
-            event = shown(index)
+            event = shown(index) | ({"index": index} if is_list else {})
             event["meta_info"] |= logprobs[index].shown(with_prompt=is_due)
-            yield event | ({"index": index} if is_list else {})
+            forms[index] = _form_of(event)
+            yield event
 
 
 async def _increments(
@@ -333,13 +355,18 @@ async def _increments(
     is_list: bool,
     logprobs: Sequence[_LogprobsJson],
     shown: Callable[[int, AnswerDelta], Event],
-) -> AsyncGenerator[Event]:
-    async with generation.run() as deltas:
+) -> AsyncGenerator[Events]:
+    forms: dict[int, EventForm | None] = {}
+    with generation.run() as deltas:
         async for index, delta in deltas:
-            event = shown(index, delta)
+            if delta.finish is None and (form := forms.get(index)) is not None:
+                yield _filled(form, generation.answers[index], delta)
+                continue
+            event = shown(index, delta) | ({"index": index} if is_list else {})
             if delta.finish is not None:
                 event["meta_info"] |= logprobs[index].shown(with_prompt=True)
-            yield event | ({"index": index} if is_list else {})
+            forms[index] = _form_of(event)
+            yield event
 
 
 async def _prompts(

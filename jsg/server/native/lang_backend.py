@@ -167,7 +167,7 @@ class FrontModel(LocalModel):
         num_answers = sum(prompt.sampling.n for prompt in prompts)
         async with self._room(num_answers):
             generation = await self._begin(prompts)
-        async with generation.run(is_read=self._is_read) as deltas:
+        with generation.run(is_read=self._is_read) as deltas:
             async for index, delta in deltas:
                 yield generation.answers, index, delta.text
         _check_whole(generation.answers)
@@ -199,7 +199,7 @@ class FrontBackend:
 
 async def _hold(generation: Generation, is_settled: asyncio.Event) -> None:
     try:
-        async with generation.hold() as deltas:
+        with generation.hold() as deltas:
             async for _ in deltas:
                 is_settled.set()
     except JsgError:

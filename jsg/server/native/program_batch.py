@@ -19,7 +19,7 @@ Item = dict[str, ArgumentValue] | JsgError
 async def run_items(
     items: list[Item], run: Callable[[Mapping[str, ArgumentValue]], Awaitable[dict[str, Any]]], at_once: int
 ) -> AsyncGenerator[list[dict[str, Any]]]:
-    """Runs the items side by side. What fails in one is told of that one. Closing the generator ends all.
+    """Runs the items side by side. The failure of one is reported for that one. Closing the generator ends all.
 
     Args:
         items: The items.

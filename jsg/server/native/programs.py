@@ -93,10 +93,10 @@ async def programs(
     if body.batch is not None:
         results = _results(program, front, call, namespace)
         if body.stream:
-            return await respond_with_events(request, results, beat_s=BEAT_S)
+            return respond_with_events(request, results, beat_s=BEAT_S)
         return json_response(await until_disconnect(request, _all_of(results)))
     if body.stream:
-        return await respond_with_events(request, _events(program, front, call, namespace), beat_s=BEAT_S)
+        return respond_with_events(request, _events(program, front, call, namespace), beat_s=BEAT_S)
     return json_response(await until_disconnect(request, _answer(program, front, call, namespace)))
 
 

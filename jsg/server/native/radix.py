@@ -68,7 +68,7 @@ async def radix_events(
 ) -> Response:
     """Sends events: first a `snapshot`, which is what `/debug/radix` shows, and then each `delta`."""
     reader = _reader(query, caller, front)
-    return await respond_with_events(request, reader.events(front), named=True, beat_s=BEAT_S)
+    return respond_with_events(request, reader.events(front), named=True, beat_s=BEAT_S)
 
 
 def _reader(query: RadixQuery, caller: Caller, front: Front) -> "_Reader":

@@ -33,7 +33,7 @@ from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.speech.reply_plan import ReplyPlan
 from jsg.speech.rules.thinking import Effort, ThoughtWish
 from jsg.speech.rules.tool_use import MAX_TOOLS, Choice, Speech
-from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
+from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob, altered
 
 _NO_AUDIO = "models of this version write text only; leave it out"
 _OWN_TEMPLATE = "a template is code, and the server never runs code of clients; send text to /v1/completions"
@@ -349,7 +349,7 @@ async def chat_completions(
 ) -> Response:
     """Answers a conversation `n` times; with `stream` it sends events."""
     front.check_model(body.model)
-    call = dataclasses.replace(call, user=body.safety_identifier or body.user)
+    call = altered(call, user=body.safety_identifier or body.user)
     plan = body.plan(front.speech)
     prompt = plan.ready(await _prompt(body, num_bytes, rules, call, front, plan), rules.pass_over)
     generation = await begin(request, front, call, [prompt])

@@ -72,7 +72,7 @@ async def respond(
     turn = functools.partial(front.generator.share.turn, generation.call.caller.tenant)
     if body.stream:
         events = _events(body, generation, choices, {**head, "object": event_kind})
-        return await respond_with_events(request, events, turn=turn)
+        return respond_with_events(request, events, turn=turn)
     await until_disconnect(request, generation.complete())
     num_chars = sum(len(answer.text) for answer in generation.answers)
     shown = await front.generator.beside(lambda: [choice.whole() for choice in choices], num_chars)
@@ -86,15 +86,15 @@ async def _events(
 ) -> AsyncGenerator[Event | bytes]:
     plain = head | ({"usage": None} if body.wants_usage_event else {})
     forms: dict[int, EventForm] = {}  # for the text of each answer that has begun
-    async with generation.run() as deltas:
+    with generation.run() as deltas:
         async for index, delta in deltas:
             choice = choices[index]
-            if delta.is_text and (form := forms.get(index)) is not None:
-                yield form.fill(delta.text)
+            if (text := delta.only_text) and (form := forms.get(index)) is not None:
+                yield form.fill(text)
                 continue
             if body.wants_usage_always:
                 plain = head | {"usage": usage([generation.answers[index]], 1)}
-            elif delta.text:  # thoughts are shown before it
+            elif delta.parts:  # thoughts are shown before them
                 forms[index] = EventForm({**plain, "choices": [choice.text_piece(EventForm.GAP)]})
             for piece in choice.pieces(delta):
                 yield {**plain, "choices": [piece]}
@@ -203,5 +203,9 @@ def _system_fingerprint(front: Front) -> str:
     """A digest of everything that may change an answer to the same seed."""
     info, config = front.generator.info, front.engine_config
     types = (info.dtype, config.quantization, info.kv_dtype, config.load_format)
-    parts = (jsg.__version__, front.model_name, *types, info.device, config.deterministic)
+    return _digest((jsg.__version__, front.model_name, *types, info.device, config.deterministic))
+
+
+@functools.lru_cache
+def _digest(parts: tuple[object, ...]) -> str:
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]

@@ -97,20 +97,23 @@ class TextChoice:
     """One answer as a text, whole or in pieces. An echoed prompt stands in front of the text, or of the first piece."""
 
     def __init__(self, index: int, answer: Answer, tokenizer: Tokenizer, names: TokenNames, *, echo: bool) -> None:
-        ids = answer.request.input_ids
         self.answer = answer
         self._index = index
         self._names = names
         self._offset = 0
         self._is_first = True
-        skips_special = answer.request.sampling.skip_special_tokens
-        tail_ids = () if echo else ids[-PROMPT_TAIL_LEN:]
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=skips_special, prompt_tail_ids=tail_ids
-        )
+        self._tail_ids = () if echo else answer.request.input_ids[-PROMPT_TAIL_LEN:]
+        self._tokenizer = tokenizer
         # The echo has whole characters only: the answer's text has the character that the prompt may end inside of.
-        echoing = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips_special)
-        self._unsent = echoing.push(ids) if echo else ""
+        self._unsent = self._detokenize(()).push(answer.request.input_ids) if echo else ""
+
+    @functools.cached_property
+    def _detokenizer(self) -> IncrementalDetokenizer:
+        return self._detokenize(self._tail_ids)
+
+    def _detokenize(self, tail_ids: Sequence[int]) -> IncrementalDetokenizer:
+        skips_special = self.answer.request.sampling.skip_special_tokens
+        return IncrementalDetokenizer(self._tokenizer, skip_special_tokens=skips_special, prompt_tail_ids=tail_ids)
 
     def whole(self) -> dict[str, Any]:
         """The finished answer."""
@@ -173,7 +176,7 @@ class TextChoice:
 async def completions(body: CompletionBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
     """Continues each prompt `n` times; with `stream` it sends events."""
     front.check_model(body.model)
-    call = dataclasses.replace(call, user=body.user)
+    call = altered(call, user=body.user)
     rid = body.response_id("cmpl")
     generation = await begin(request, front, call, await _prompts(body, call, front, rid))
     tokenizer = front.generator.tokenizer

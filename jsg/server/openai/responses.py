@@ -40,7 +40,7 @@ from jsg.speech.answers.answer import Answer, Prompt
 from jsg.speech.prompts.chat_template import ChatTemplate
 from jsg.speech.prompts.encode_parts import EncodedPrompt
 from jsg.speech.reply_plan import ReplyPlan
-from jsg.types import FinishType
+from jsg.types import FinishType, altered
 
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
 
@@ -75,7 +75,7 @@ async def create_response(
     rid = new_rid()
     turns = _turns(body, rid, call.caller, responses, front.chat.template, rules)
     turn = functools.partial(front.generator.share.turn, call.caller.tenant)
-    call = dataclasses.replace(call, user=body.safety_identifier or body.user)
+    call = altered(call, user=body.safety_identifier or body.user)
     plan = body.plan(front.speech)
     prompt = await _prompt(body, turns, rid, call.caller, front, plan, rules)
     generation = await begin(request, front, call, [prompt])
@@ -94,7 +94,7 @@ async def create_response(
         return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
 
     if body.stream:
-        return await respond_with_events(request, events_of(reply, generation, keep), named=True, turn=turn)
+        return respond_with_events(request, events_of(reply, generation, keep), named=True, turn=turn)
     await until_disconnect(request, reply.take_all(generation))
     return await respond_in_pieces(json_pieces(await keep(reply.ended())), turn)
 

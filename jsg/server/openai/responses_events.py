@@ -6,14 +6,14 @@ from typing import Any
 
 from jsg.errors import JsgError
 from jsg.server.generation import Generation
-from jsg.server.http.event_stream import Event
+from jsg.server.http.event_stream import Event, EventForm, Events
 from jsg.server.http.failures import error_body
-from jsg.server.openai.responses_reply import Object, Reply
+from jsg.server.openai.responses_reply import TEXT, Object, Reply
 
 
 async def events_of(
     reply: Reply, generation: Generation, on_end: Callable[[Object], Awaitable[Object]]
-) -> AsyncGenerator[Event]:
+) -> AsyncGenerator[Events]:
     """The events of a response, in OpenAI's order; the first comes with the first token.
 
     Args:
@@ -24,14 +24,14 @@ async def events_of(
     Raises:
         JsgError: The answer failed before the first event. The last events show a later failure.
     """
-    number = itertools.count()
+    number, forms = itertools.count(), dict[str, EventForm]()  # of the texts of each message
 
     def event(kind: str, /, **fields: Any) -> Event:
         return {"type": kind, "sequence_number": next(number), **fields}
 
     has_begun = False
     try:
-        async with generation.run() as deltas:
+        with generation.run() as deltas:
             async for _, delta in deltas:
                 if not has_begun:
                     has_begun = True
@@ -39,7 +39,13 @@ async def events_of(
                     yield event("response.created", response=begun)
                     yield event("response.in_progress", response=begun)
                 for kind, fields in reply.take(delta):
-                    yield event(kind, **fields)
+                    if kind != TEXT or fields["logprobs"]:
+                        yield event(kind, **fields)
+                        continue
+                    if (form := forms.get(fields["item_id"])) is None:
+                        gaps = {"type": kind, "sequence_number": EventForm.GAP, **fields, "delta": EventForm.GAP}
+                        form = forms[fields["item_id"]] = EventForm(gaps, named=True)
+                    yield form.fill(next(number), fields["delta"])
         endings = list(reply.end())
         ended = await on_end(reply.ended())
     except JsgError as error:

@@ -18,6 +18,7 @@ from jsg.token_scores import GrowingScores
 from jsg.types import FinishType, TokenLogprob
 
 Object = dict[str, Any]
+TEXT = "response.output_text.delta"
 Change = tuple[str, Object]
 """The type of an event, and its other fields."""
 
@@ -132,13 +133,13 @@ class Reply:
                     message.grown.append(text)
                     message.logprobs += logprobs
                     shown = {"delta": text, "logprobs": self._shown_scores(logprobs)}
-                    yield "response.output_text.delta", {**_place_in(message), **shown}
+                    yield TEXT, {**_place_in(message), **shown}
                 case CallDelta():
                     yield from self._grow_call(part)
 
     async def take_all(self, generation: Generation) -> None:
         """Generates the answer and takes it to its end. Raises as `Generation.run`."""
-        async with generation.run(is_read=False) as deltas:
+        with generation.run(is_read=False) as deltas:
             async for _, delta in deltas:
                 for _change in self.take(delta):
                     pass

@@ -10,7 +10,7 @@ from jsg.speech.reply_plan import Constraint
 from jsg.types import GRAMMAR_OPTIONS, AdditionalProperties, PropertyOrder, Whitespace
 
 type Schema = dict[str, Any] | bool
-# No `type` statements: pydantic would hide the descriptions behind the names.
+# No `type` statements: pydantic would hide the descriptions.
 WhitespaceOption = Annotated[
     Whitespace | None, Field(description="The white space in the JSON of a schema; see `sampling_params`.")
 ]

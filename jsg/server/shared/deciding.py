@@ -1,4 +1,4 @@
-"""Decides: an input, computed once, with many questions behind it, whose labels are scored.
+"""Decides: an input, computed once, with many questions after it, whose labels are scored.
 
 The input is a conversation. It and the text of a question are one turn of the user, unless the input ends in another
 turn. So the prompts of all questions begin with the same tokens, the first of them computes these, and the others find
@@ -161,7 +161,7 @@ class _Tail:
 
     Attributes:
         ids: The tokens of the question.
-        labels: The tokens of each label behind these.
+        labels: The tokens of each label after these.
         num_tokens: The number of all these tokens. Equal beginnings of labels count once.
     """
 
@@ -178,8 +178,8 @@ class _Shared:
     Attributes:
         prompt: Its tokens.
         between: The text between it and a question.
-        behind: The text behind a question, as a template wrote it or as the end of a plain prompt.
-        blank: What stands before a label.
+        behind: The text after a question, as a template wrote it or as the end of a plain prompt.
+        blank: What comes before a label.
     """
 
     tokenizer: Tokenizer
@@ -245,12 +245,12 @@ def before_answer(turns: Callable[[], ChatTurns], behind: str) -> tuple[str, str
     """The text between a question and an answer that is given, and the blank before the answer if there is one.
 
     A generation prompt may leave a blank to the model, or open a thought, where the template writes a given answer
-    otherwise. Where it has ended a thought, a given answer may have more behind that. A blank is encoded with the word
-    behind it.
+    otherwise. Where it has ended a thought, a given answer may have more after that. A blank is encoded with the word
+    after it.
     """
     try:
         opening = turns().opening(("user", "assistant"))
-    except RequestError:  # the template does not write one turn behind another
+    except RequestError:  # the template does not write one turn after another
         return behind, ""
     if behind.endswith(opening.reply):
         behind = behind.removesuffix(opening.reply) + opening.text

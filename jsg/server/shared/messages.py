@@ -93,7 +93,7 @@ class ContentPart(Body):
 
     @property
     def ends_prefix(self) -> bool:
-        """Whether other requests are likely to go on behind it."""
+        """Whether other requests are likely to go on after it."""
         return self.cache_control is not None or self.prompt_cache_breakpoint is not None
 
 

@@ -32,7 +32,7 @@ async def encode_prompt(front: Front, parts: Sequence[Part], *, namespace: str) 
 async def encode_choices_of(
     front: Front, parts: Sequence[Part], choices: Sequence[str], *, namespace: str
 ) -> EncodedChoices:
-    """The tokens of choices behind a prompt. Each choice is encoded together with the text before it.
+    """The tokens of choices after a prompt. Each choice is encoded together with the text before it.
 
     Raises:
         RequestError: As `encode_prompt`; or the texts are longer than `MAX_JOINED` together.

@@ -179,9 +179,12 @@ class EngineStats:
     """The last known values of the engines."""
 
     def __init__(
-        self, client: ServedEngine, waits: Mapping[WaitReason, int], now: Callable[[], float] = time.monotonic
+        self,
+        client: ServedEngine,
+        waits: Callable[[], Mapping[WaitReason, int]],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is known before the first `refresh`. `waits` counts the HTTP requests that wait in the front."""
+        """Nothing is known before the first `refresh`. `waits` gives how many HTTP requests wait in the front."""
         self._client = client
         self._waits = waits
         self._each = [_Told(engine, now) for engine in client.engines]
@@ -205,7 +208,8 @@ class EngineStats:
         if ages := [told.age_s for told in living if told.stats is not None]:
             yield STATS_AGE.family({(): max(ages)})
         stats = _joined(self._each)
-        counts = {reason: stats.get(stat_of(reason), 0) + self._waits.get(reason, 0) for reason in WaitReason}
+        waits = self._waits()
+        counts = {reason: stats.get(stat_of(reason), 0) + waits.get(reason, 0) for reason in WaitReason}
         yield WAITING.family({(reason.value,): count for reason, count in counts.items()})
         for series in ENGINE_SERIES:
             family = series.family(stats)

@@ -116,7 +116,7 @@ class Exchange:
 
     @property
     def refusal(self) -> Refusal | None:
-        """What the client was told of a failure, before a stream began or in the stream."""
+        """What the client learned of a failure, before a stream began or in the stream."""
         return self.state.get("refusal")
 
     @property

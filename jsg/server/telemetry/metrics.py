@@ -59,8 +59,13 @@ START_TIME = Series(
     "process_start_time_seconds", "gauge", "When the server was started, in seconds since 1970. It has its usual name."
 )
 FRONT_MEMORY = Series(
-    "jsg:front_resident_memory_bytes", "gauge", "The resident memory of the front process (Linux only)."
+    "jsg:front_resident_memory_bytes", "gauge", "The resident memory of the processes of the front (Linux only)."
 )
+WORKERS_UP = Series(
+    "jsg:workers_up", "gauge", "The number of worker processes that take connections (--front-processes above 1)."
+)
+GAUGES = frozenset({ANSWERS_OPEN.name, THROUGHPUT.name, FRONT_MEMORY.name})
+"""What `Metrics.summable` has beside totals."""
 
 
 @final
@@ -236,18 +241,22 @@ class Metrics:
 
     def series(self) -> list[Series]:
         """All series that this class counts."""
-        others = (STATE, START_TIME, ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY)
+        others = (STATE, START_TIME, ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY, WORKERS_UP)
         return [*(counted.series for counted in self._counted()), *others]
 
     def families(self, model_name: str, status: str) -> Iterator[Family]:
         """The families of the front, as they are scraped. `status` is what the probes say."""
         yield STATE.family({(state,): int(state == STATES[status]) for state in STATES.values()})
         yield START_TIME.family({(): self._started_s})
+        yield BUILD_INFO.family({(jsg.__version__, model_name): 1})
+        yield from self.summable()
+
+    def summable(self) -> Iterator[Family]:
+        """Those of which a server with several processes shows the sum."""
         for counted in self._counted():
             yield counted.family()
         yield ANSWERS_OPEN.family({(): len(self._open)})
         yield THROUGHPUT.family({(): self._throughput()})
-        yield BUILD_INFO.family({(jsg.__version__, model_name): 1})
         if (memory_bytes := _resident_bytes()) is not None:
             yield FRONT_MEMORY.family({(): memory_bytes})
 

@@ -7,7 +7,8 @@ token. Here one event loop writes everything, so no lock is needed.
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, final
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -48,6 +49,21 @@ class Family:
 
     series: Series
     samples: Mapping[tuple[str, ...], tuple[float, ...]]
+
+
+type Samples = Mapping[tuple[str, ...], tuple[int | float, ...]]
+"""The samples of a series: see `Family`."""
+
+
+def summed(each: Iterable[Mapping[str, Samples]]) -> dict[str, Samples]:
+    """What several processes have counted together: the samples of each series by its name."""
+    sums: dict[str, dict[tuple[str, ...], tuple[int | float, ...]]] = {}
+    for counted in each:
+        for name, samples in counted.items():
+            known = sums.setdefault(name, {})
+            for labels, numbers in samples.items():
+                known[labels] = tuple(map(operator.add, known[labels], numbers)) if labels in known else tuple(numbers)
+    return dict(sums)
 
 
 @final

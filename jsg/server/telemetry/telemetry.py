@@ -6,8 +6,8 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, final, get_args
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Protocol, final, get_args
 
 from starlette.routing import BaseRoute
 
@@ -19,9 +19,9 @@ from jsg.server.telemetry.aliases import AliasFamilies
 from jsg.server.telemetry.engine_stats import ALL_SERIES, UP, EngineStats
 from jsg.server.telemetry.exchange import EndpointTable, Exchange, ExchangeObserver, WatchExchanges
 from jsg.server.telemetry.exposition import encoded, prefers_openmetrics
-from jsg.server.telemetry.metrics import Metrics
+from jsg.server.telemetry.metrics import WORKERS_UP, Metrics
 from jsg.server.telemetry.request_log import RequestLog
-from jsg.server.telemetry.series import Family
+from jsg.server.telemetry.series import Family, Samples, summed
 from jsg.server.telemetry.tracing import SpanExport
 from jsg.server.telemetry.wait_log import WaitLog
 from jsg.waits import WaitReason
@@ -29,6 +29,29 @@ from jsg.waits import WaitReason
 TICK_S = 0.1
 TICKS_PER_SAMPLE = 10
 SCRAPE_AGE_S = 0.1
+
+
+class Workers(Protocol):
+    """The workers of a hub, as far as they have something to tell: see `jsg.server.workers.pool`."""
+
+    @property
+    def num_up(self) -> int:
+        """How many take connections."""
+        ...
+
+    @property
+    def waits(self) -> Counter[WaitReason]:
+        """How many HTTP requests wait in them."""
+        ...
+
+    @property
+    def families(self) -> Iterable[Mapping[str, Samples]]:
+        """What each has counted: see `Telemetry.counted`."""
+        ...
+
+    async def refresh(self) -> None:
+        """Asks them."""
+        ...
 
 
 @final
@@ -58,6 +81,7 @@ class Telemetry:
         if config.metrics_alias is not None:
             self._aliases = AliasFamilies(config.metrics_alias, model_name, (*self.metrics.series(), *ALL_SERIES))
         self._waits = Counter[WaitReason]()
+        self._workers: Workers | None = None
         self._engine: EngineStats | None = None
         self._bodies: dict[bool, tuple[float, tuple[bytes, str]]] = {}
         self._spans = None if endpoint is None else SpanExport.open(endpoint, model_name)
@@ -65,6 +89,19 @@ class Telemetry:
         self.observers: Sequence[Observer] = (self.metrics,)
         watching = (self.metrics, self._spans, self._log, WaitLog())  # spans before the log, which names the trace
         self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
+
+    @property
+    def waits(self) -> Counter[WaitReason]:
+        """How many HTTP requests wait in the processes that answer them, by the reason."""
+        return self._waits if self._workers is None else self._waits + self._workers.waits
+
+    def add_workers(self, workers: Workers) -> None:
+        """From now on what is scraped has what workers count too."""
+        self._workers = workers
+
+    def counted(self) -> dict[str, Samples]:
+        """What other processes have counted too, by the name of the series."""
+        return {family.series.name: family.samples for family in self.metrics.summable()}
 
     def watch(self, routes: Iterable[BaseRoute]) -> WatchExchanges:
         """What watches the requests to an app that has these routes."""
@@ -101,8 +138,10 @@ class Telemetry:
             return body
         if door.front is not None:
             if self._engine is None:
-                self._engine = EngineStats(door.front.client, self._waits)
+                self._engine = EngineStats(door.front.client, lambda: self.waits)
             await self._engine.refresh()
+        if self._workers is not None:
+            await self._workers.refresh()
         body = encoded(self.families(door.status), as_openmetrics=as_openmetrics)
         self._bodies[as_openmetrics] = time.monotonic(), body
         return body
@@ -110,6 +149,10 @@ class Telemetry:
     def families(self, status: str = "loading") -> list[Family]:
         """All families with their present values. `status` is that of the `FrontDoor`."""
         own = [*self.metrics.families(self._model_name, status)]
+        if self._workers is not None:
+            sums = summed([self.counted(), *self._workers.families])
+            own = [Family(each.series, sums.get(each.series.name, each.samples)) for each in own]
+            own.append(WORKERS_UP.family({(): self._workers.num_up}))
         own += [UP.family({(): 0})] if self._engine is None else self._engine.families()
         return own if self._aliases is None else [*own, *self._aliases.of(own)]
 

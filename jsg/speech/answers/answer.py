@@ -10,7 +10,6 @@ from typing import Any, final
 
 from jsg.cache_report import CacheReport
 from jsg.errors import RequestError
-from jsg.media import MediaInput
 from jsg.processing.growing_text import GrowingText
 from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
@@ -25,9 +24,9 @@ from jsg.types import (
     Embedder,
     FinishReason,
     Request,
+    RequestFields,
     RequestOutput,
     SamplingParams,
-    ThoughtLimit,
     TokenLogprob,
     altered,
     expand_answers,
@@ -40,7 +39,7 @@ PROMPT_TAIL_LEN = 8  # tokens that can begin a character which the answer comple
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(RequestFields):
     """The tokens to continue, and what to report of the answers.
 
     Attributes:
@@ -55,9 +54,6 @@ class Prompt:
         ends_in_content: Nothing but white space follows the words of a client that the prompt ends with, so a
             marker of thoughts there is text.
         thoughts: How thoughts are split from the answer; None where they stay in its text.
-        thought_limit, return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, sees_all, return_waited, hold, position_jumps, joined, media, post, snapshot_at,
-            turn_end: As in `Request`.
     """
 
     rid: str
@@ -69,23 +65,6 @@ class Prompt:
     embed: bool = False
     ends_in_content: bool = False
     thoughts: Thoughts | None = None
-    thought_limit: ThoughtLimit | None = None
-    return_logprob: bool = False
-    logprob_start_len: int = -1
-    top_logprobs_num: int = 0
-    token_ids_logprob: tuple[int, ...] = ()
-    namespace: str = ""
-    priority: int = 0
-    return_cache_info: bool = False
-    sees_all: bool = False
-    return_waited: bool = False
-    hold: bool = False
-    position_jumps: tuple[tuple[int, int], ...] = ()
-    joined: tuple[int, ...] = ()
-    media: tuple[MediaInput, ...] = ()
-    post: str = ""
-    snapshot_at: tuple[int, ...] = ()
-    turn_end: int = 0
 
     def check_task(self, embedder: Embedder | None) -> None:
         """Raises RequestError where the model generates and the prompt wants a vector, or the other way round."""
@@ -138,11 +117,7 @@ class Prompt:
         ]
 
 
-_OF_REQUEST = tuple(
-    field.name
-    for field in dataclasses.fields(Prompt)
-    if field.name in {known.name for known in dataclasses.fields(Request)} - {"rid", "sampling"}
-)
+_OF_REQUEST = ("input_ids", *(field.name for field in dataclasses.fields(RequestFields)))
 """The fields that the requests for all answers to a prompt have in common."""
 
 

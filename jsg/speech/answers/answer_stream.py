@@ -41,10 +41,16 @@ class AnswerDelta:
     read: Sequence[ToolDelta] | None = None
 
     @property
-    def is_text(self) -> bool:
-        """Whether it adds a text to the answer, and nothing else that is shown."""
-        is_more = self.finish is not None or self.thoughts or self.scores or self.logprobs or self.read is not None
-        return not is_more and bool(self.text)
+    def only_text(self) -> str:
+        """The text that it adds to the answer, if it adds nothing else that is shown; else empty."""
+        if self.finish is not None or self.thoughts or self.scores or self.logprobs:
+            return ""
+        match self.read:
+            case None:
+                return self.text
+            case [ContentDelta(text, ())]:
+                return text
+        return ""
 
     @property
     def parts(self) -> Sequence[ToolDelta]:

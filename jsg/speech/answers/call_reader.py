@@ -21,7 +21,7 @@ class CallReader:
     """A call as far as it has been read: a head with the name, and then the arguments in one of four notations.
 
     The dialect says which head and which notation: a JSON object that has both, a head that a regular expression
-    describes with JSON behind it, or marks around the name with the notation of `call_styles` behind them.
+    describes with JSON after it, or marks around the name with the notation of `call_styles` after them.
 
     Invariant: the fragments that were taken, and what is left to take, are together the JSON of the arguments.
 

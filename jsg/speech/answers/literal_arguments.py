@@ -44,7 +44,7 @@ class _Level(NamedTuple):
 
 @final
 class LiteralArguments:
-    """What follows the name and the bracket behind it, up to the bracket after the arguments.
+    """What follows the name and its bracket, up to the bracket after the arguments.
 
     Of strings it gives every character when it comes, except escapes (at most nine characters) and what may be the
     mark after a string. Keys, numbers and words are held until they end, and have at most `MAX_SCALAR_LEN` characters.

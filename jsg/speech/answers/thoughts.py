@@ -1,4 +1,4 @@
-"""Tells the thoughts of a model from its answer, in a whole text or as it comes.
+"""Separates the thoughts of a model from its answer, in a whole text or as it comes.
 
 A model that thinks writes its thoughts between two markers, and its answer after them. Some chat templates write the
 first marker themselves, so that the answer begins inside the thoughts. This file has the markers of each kind of model
@@ -35,7 +35,7 @@ class Markers:
     header: str = ""
 
     def without_gap(self) -> "Markers":
-        """The same where something else writes and reads what comes before the answer."""
+        """The same markers, where something else writes and reads what comes before the answer."""
         return dataclasses.replace(self, gap="", header="")
 
 

@@ -22,7 +22,7 @@ type _Key = tuple[str, str]
 class KeptTokens:
     """Encodes the markup of prompts. It keeps texts between special tokens, up to `KEPT_BYTES` in all.
 
-    Each namespace of the prefix cache has its own texts, so that no time tells which text another one has sent. Any
+    Each namespace of the prefix cache has its own texts, so that no time shows which text another one has sent. Any
     number of threads may use it.
     """
 

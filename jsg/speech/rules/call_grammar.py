@@ -13,21 +13,41 @@ from jsg.types import GrammarSpec
 Format = dict[str, Any]
 
 
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+@final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call.
+    """A function of the client's, which the model may call.
 
     Attributes:
-        name: Its name.
-        parameters: JSON Schema of its arguments, which are an object; None takes any object.
-        is_strict: Whether a schema that cannot be enforced is an error; otherwise the arguments are then any object.
-        field: The field in which the client wrote the schema.
+        name: The name by which it is called.
+        description: What it does.
+        parameters: A JSON Schema of its arguments, which are an object; None where the client gave none.
+        field: The field in which the client wrote the parameters.
+        is_strict: False where the client allows arguments that do not match the schema. They are then any object if the
+            schema cannot be enforced or is missing.
     """
 
     name: str
-    parameters: Mapping[str, Any] | bool | None = None
-    is_strict: bool = True
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
     field: str | None = None
+    is_strict: bool = True
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The JSON Schema that the arguments of a call match."""
+        if self.parameters is None:
+            return NO_ARGUMENTS if self.is_strict else ANY_ARGUMENTS
+        return self.parameters
+
+    def shown(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        function = {"name": self.name, "description": self.description or "", "parameters": self.parameters or {}}
+        return {"type": "function", "function": function}
 
 
 def tools_to_structural_tag(
@@ -64,18 +84,21 @@ def tools_to_structural_tag(
         answer = writer.text_or_calls()
     else:
         answer = {"type": "or", "elements": [writer.calls(), writer.text(form)]}
-    return GrammarSpec("structural_tag", _as_tag(answer))
+    return _whole(answer, form)
 
 
 def form_to_structural_tag(
     form: Mapping[str, Any], dialect: Dialect, special_tokens: Collection[str] = ()
 ) -> GrammarSpec:
     """The grammar of an answer without tools whose text has a form, with the header that the dialect puts before it."""
-    return GrammarSpec("structural_tag", _as_tag(_Writer([], dialect, frozenset(special_tokens), False).text(form)))
+    return _whole(_Writer([], dialect, frozenset(special_tokens), False).text(form), form)
 
 
-def _as_tag(answer: Format) -> str:
-    return json.dumps({"type": "structural_tag", "format": answer}, ensure_ascii=False)
+def _whole(answer: Format, form: Mapping[str, Any] | None) -> GrammarSpec:
+    """The grammar of an answer. For what it costs the field is to blame that brought most of its text."""
+    text = json.dumps({"type": "structural_tag", "format": answer}, ensure_ascii=False)
+    is_of_form = form is not None and 2 * len(json.dumps(form, ensure_ascii=False)) > len(text)
+    return GrammarSpec("structural_tag", text, field=form.get("field") if form and is_of_form else "tools")
 
 
 @final
@@ -270,15 +293,11 @@ def _list(tags: list[Format], separator: str, parallel: bool) -> Format:
 
 def _object_schema(tool: Tool) -> Mapping[str, Any]:
     """The schema of a tool's arguments. They are an object, even where the schema does not say so."""
-    schema = tool.parameters
-    if schema is None or schema is True:
-        return {"type": "object"}
-    if isinstance(schema, Mapping):
-        kind = schema.get("type", "object")
-        if kind == "object" or (isinstance(kind, list) and "object" in kind):
-            return {**schema, "type": "object"}
+    kind = tool.schema.get("type", "object")
+    if kind == "object" or (isinstance(kind, list) and "object" in kind):
+        return {**tool.schema, "type": "object"}
     if not tool.is_strict:
-        return {"type": "object"}
+        return ANY_ARGUMENTS
     raise GrammarError(
         f"the parameters of a tool must be a JSON Schema of an object, but those of {tool.name[:60]!r} are not; "
         'give them "type": "object"',

@@ -93,7 +93,7 @@ class ThoughtForm:
         return ThoughtLimit(begin=begin, end=end, is_inside=phase is Phase.INSIDE, max_tokens=max_tokens)
 
     def grammar(self, grammar: GrammarSpec | None, phase: Phase) -> GrammarSpec:
-        """The grammar of a whole output, thoughts included, of the grammar of its answer."""
+        """The grammar of a whole output, thoughts included, made of the grammar of its answer."""
         is_inside = phase is Phase.INSIDE
         return after_thoughts(grammar, self.markers, is_inside=is_inside, special_tokens=self.special)
 

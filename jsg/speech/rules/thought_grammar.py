@@ -61,11 +61,11 @@ def after_thoughts(
     text = json.dumps(tag, ensure_ascii=False)
     if grammar is None:
         return GrammarSpec("structural_tag", text)
-    return dataclasses.replace(grammar, kind="structural_tag", text=text)
+    return dataclasses.replace(grammar, kind="structural_tag", text=text, field=grammar.field or grammar.kind)
 
 
 def behind_thoughts(sampling: Mapping[str, Any], markers: Markers) -> dict[str, Any]:
-    """The fields of `SamplingParams` of an output that may begin with thoughts, of those of the answer behind them.
+    """The fields of `SamplingParams` of an output that may begin with thoughts, made of the fields of its answer.
 
     It is for programs, which name the markers and know neither the model nor where its prompt ends. Special tokens stay
     in the text, because the markers may be some.

@@ -13,48 +13,13 @@ from jsg.errors import FieldName, RequestError
 from jsg.speech.answers.parts_reader import CallForm
 from jsg.speech.dialects import Dialect
 from jsg.speech.prompts.chat_template import ChatTemplate
-from jsg.speech.rules import call_grammar as tool_grammars
+from jsg.speech.rules.call_grammar import Tool, form_to_structural_tag, tools_to_structural_tag
 from jsg.speech.rules.thinking import ThoughtForm
 from jsg.types import GrammarSpec
 
 MAX_TOOLS = 128
 
-NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 _TOOLS, _CHOICE = FieldName("tools"), FieldName("tool_choice")
-
-
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tool:
-    """A function of the client's.
-
-    Attributes:
-        name: The name by which it is called.
-        description: What it does.
-        parameters: A JSON Schema of its arguments, which are an object; None where the client gave none.
-        field: The field in which the client wrote the parameters.
-        is_strict: False where the client allows arguments that do not match the schema. They are then any object if the
-            schema cannot be enforced or is missing.
-    """
-
-    name: str
-    description: str | None
-    parameters: Mapping[str, Any] | None
-    field: str
-    is_strict: bool = True
-
-    @property
-    def schema(self) -> Mapping[str, Any]:
-        """The JSON Schema that the arguments of a call match."""
-        if self.parameters is None:
-            return NO_ARGUMENTS if self.is_strict else ANY_ARGUMENTS
-        return self.parameters
-
-    def shown(self) -> dict[str, Any]:
-        """The tool as chat templates know it."""
-        function = {"name": self.name, "description": self.description or "", "parameters": self.parameters or {}}
-        return {"type": "function", "function": function}
 
 
 @final
@@ -178,9 +143,9 @@ class ToolUse:
         """
         if not self.callable:
             form = self.form
-            return None if form is None else tool_grammars.form_to_structural_tag(form, self.dialect, self.special)
-        return tool_grammars.tools_to_structural_tag(
-            [tool_grammars.Tool(tool.name, tool.schema, tool.is_strict, tool.field) for tool in self.callable],
+            return None if form is None else form_to_structural_tag(form, self.dialect, self.special)
+        return tools_to_structural_tag(
+            self.callable,
             "required" if self.is_required else "auto",
             self.dialect,
             parallel=self.is_parallel,

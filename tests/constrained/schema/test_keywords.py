@@ -174,7 +174,7 @@ def test_the_grammar_takes_exactly_the_valid_values():
         ('{"properties":{"a":{"type":"integer","multipleOf":10007}}}', "multipleOf .* 10007 .*#/properties/a"),
         (
             '{"type":"object","allOf":[{"not":{"patternProperties":{"a":{"type":"null"}}}},{"minProperties":3}]}',
-            "minProperties at # is not supported beside",
+            r"minProperties is not supported beside .* \(in #\)",
         ),
         (
             f'{{"properties":{{"a":{{"type":"number","exclusiveMinimum":1{"0" * 310}}}}}}}',
@@ -186,21 +186,21 @@ def test_the_grammar_takes_exactly_the_valid_values():
         ),
         (
             '{"properties":{"a":{"type":"string","pattern":"^[a-z]+( [a-z]+)*$","maxLength":100000}}}',
-            r"states of the pattern.*\(in the pattern at #/properties/a\)",
+            r"states of the pattern.*\(in pattern at #/properties/a\)",
         ),
         (
             '{"properties":{"a":{"type":"string","anyOf":[{"pattern":"^[a-z]+( [a-z]+)*$","maxLength":100000},'
             '{"pattern":"^A"}]}}}',
-            r"states of the pattern.*\(in the pattern at #/properties/a\)",
+            r"pattern at #/properties/a: .* states of the pattern.*\(in #/properties/a\)",
         ),
         (
             '{"properties":{"a":{"type":"string","format":"uri","minLength":200000}}}',
-            r"states of the pattern.*\(in the format at #/properties/a\)",
+            r"states of the pattern.*\(in format at #/properties/a\)",
         ),
         (
             '{"properties":{"a":{"type":"object","patternProperties":{"^[a-z]+( [a-z]+)*$":{}},'
             '"propertyNames":{"maxLength":100000}}}}',
-            "patternProperties or propertyNames at #/properties/a: .*states of the pattern",
+            r"patternProperties or propertyNames: .*states of the pattern.*\(in #/properties/a\)",
         ),
     ],
 )

@@ -125,14 +125,14 @@ def test_many_names_are_counted_or_refused() -> None:
     for text in ('{"n0": null, "n1": null, "n5": null}', '{"n5": null, "n5": null, "n0": null, "n1": null}'):
         assert accepts({**schema, "minProperties": 3}, text, order="free")
     assert not accepts({**schema, "minProperties": 3}, '{"n0": null, "n1": null}', order="free")
-    with pytest.raises(GrammarError, match="minProperties at #"):
+    with pytest.raises(GrammarError, match=r"minProperties: .* \(in #\)"):
         machine({**schema, "minProperties": 4}, order="free")
-    with pytest.raises(GrammarError, match="minProperties at #"):
+    with pytest.raises(GrammarError, match=r"minProperties: .* \(in #\)"):
         machine({**schema, "additionalProperties": True, "minProperties": 4}, order="free")
 
 
 def test_more_names_than_can_be_told_apart_are_refused() -> None:
-    with pytest.raises(GrammarError, match="minProperties at #: 1000 members"):
+    with pytest.raises(GrammarError, match=r"minProperties: 1000 members .* \(in #\)"):
         machine({"type": "object", "minProperties": 1000})
 
 

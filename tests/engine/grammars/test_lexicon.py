@@ -34,7 +34,7 @@ def test_a_marker_that_is_a_special_token_stands_as_one_where_the_grammar_names_
     marker = tokenizer.token_id("[TOOL_CALLS]")
     assert marker in tokenizer.special_ids
     schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
-    masker = compile_grammar(call_of(Tool("add", schema)), vocabulary).new_masker()
+    masker = compile_grammar(call_of(Tool("add", None, schema)), vocabulary).new_masker()
     assert not masker.accept(tokenizer.encode("[", parse_special=False)[0]), "plain characters are not the token"
     assert masker.accept(marker)
     for token in tokenizer.encode(CALL, parse_special=False, add_special_tokens=False):

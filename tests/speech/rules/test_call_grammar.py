@@ -20,8 +20,8 @@ from tests.speech.parsed import parse_tool_calls
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOLS = [
-    Tool("get", INTEGER),
-    Tool("get_all", {"properties": {"q": {"type": "string"}}, "required": ["q"]}),
+    Tool("get", None, INTEGER),
+    Tool("get_all", None, {"properties": {"q": {"type": "string"}}, "required": ["q"]}),
     Tool("ping"),
 ]
 ONE = ("get", {"n": 5})
@@ -121,7 +121,7 @@ def test_a_marker_that_ends_the_answer_is_not_written() -> None:
 
 @each_dialect
 def test_random_calls_that_templates_write(dialect: str) -> None:
-    tools = [Tool(name, PARAMETERS) for name in NAMES]
+    tools = [Tool(name, None, PARAMETERS) for name in NAMES]
     calls = random_calls(dialect, 3, 8)
     for choice in ("auto", "required"):
         machine = tool_machine(dialect, choice, tools)
@@ -162,7 +162,7 @@ def num_valid_calls(dialect: str, count: int) -> int:
     chance = random.Random(f"{dialect} {count}")
     num_calls = 0
     for choice, special in (("auto", ()), ("auto", DIALECTS[dialect].markers), ("required", ())):
-        tools = [Tool(name, schema) for name, schema in schemas.items()]
+        tools = [Tool(name, None, schema) for name, schema in schemas.items()]
         machine = tool_machine(dialect, choice, tools, special_tokens=special)
         for text in filter(None, (walk(machine, dialect, chance) for _ in range(count))):
             answer = parse_tool_calls(text, DIALECTS[dialect], list(types), str, types=types)
@@ -187,9 +187,8 @@ def test_what_the_grammar_allows_the_parser_reads_in_many_answers(dialect: str) 
 
 
 def test_tools_that_are_refused() -> None:
-    for parameters in ({"type": "string"}, False):
-        with pytest.raises(GrammarError, match="must be a JSON Schema of an object, but those of 'f' are not"):
-            tools_to_structural_tag([Tool("f", parameters)], "auto", DIALECTS["hermes"])
+    with pytest.raises(GrammarError, match="must be a JSON Schema of an object, but those of 'f' are not"):
+        tools_to_structural_tag([Tool("f", None, {"type": "string"})], "auto", DIALECTS["hermes"])
 
 
 def test_a_name_is_quoted_as_json() -> None:

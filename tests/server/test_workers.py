@@ -1,0 +1,186 @@
+"""`--front-processes`: a hub and two workers around the scripted engine, whose clients see one server."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import httpx
+import pytest
+
+from jsg.config import ServerConfig
+from jsg.server.workers.pool import PATHS, num_workers
+from tests.server.running import LONG_STREAMS, RunningServer, data_of, key
+from tests.server.scrape import scrape, scrape_until
+from tests.server.test_shutdown import FINISHES, check_cut_short
+from tests.server.threads import ServerMaker, ServerThread
+
+NUM, MOST = 2, 3
+ALICE, ADMIN = key("alice"), key("root")
+STREAMED = [path for path in PATHS if path in LONG_STREAMS]
+SHORT = {"text": "ab", "sampling_params": {"max_new_tokens": 4}}
+
+
+@pytest.fixture(scope="module")
+def two(make_server: ServerMaker) -> Iterator[ServerThread]:
+    limits = {"front_processes": NUM, "max_requests_per_key": MOST, "shutdown_timeout": 5}
+    with make_server(server={**limits, "api_key": ("alice", "bob"), "admin_api_key": "root"}) as made:
+        made.http.headers.update(ADMIN)
+        yield made
+
+
+@pytest.fixture
+def server(two: ServerThread) -> ServerThread:
+    two.reset()
+    wait_for_workers(two)
+    return two
+
+
+def wait_for_workers(server: RunningServer) -> None:
+    """Waits until all workers take connections and have nothing to do."""
+    scrape_until(server.http, lambda result: (result.get("jsg:workers_up"), result.get("jsg:answers_open")) == (NUM, 0))
+
+
+def pids() -> list[int]:
+    """The worker processes of this process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_child = int((path / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+            if is_child and b"jsg.server.workers.process" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def streaming(server: RunningServer, path: str, **others: object) -> Iterator[HTTPResponse]:
+    """A stream on a connection of its own, of which the first line has been read."""
+    connection = server.send(path, LONG_STREAMS[path] | others, ALICE)
+    with contextlib.closing(connection), connection.getresponse() as response:
+        assert response.status == 200, response.read()
+        response.readline()
+        yield response
+
+
+def raw(server: RunningServer) -> socket.socket:
+    url = server.http.base_url
+    return socket.create_connection((url.host, url.port or 80), timeout=60)
+
+
+class TestOneServer:
+    def test_a_connection_may_ask_for_everything(self, server: ServerThread):
+        url = server.http.base_url
+        with contextlib.closing(HTTPConnection(url.host, url.port or 80, timeout=60)) as connection:
+            for _ in range(2):
+                for method, path, sent in (
+                    ("POST", "/generate", SHORT),
+                    ("GET", "/health", None),
+                    ("POST", "/v1/responses", {"input": "ab", "max_output_tokens": 4}),
+                    ("POST", "/v1/chat/completions?x=1", {"messages": [{"role": "user", "content": "ab"}]}),
+                ):
+                    body = None if sent is None else json.dumps(sent)
+                    connection.request(method, path, body, {"Content-Type": "application/json", **ALICE})
+                    with connection.getresponse() as response:
+                        assert (response.status, response.read()[:1]) == (200, b"{"), path
+
+    def test_the_first_line_may_come_in_pieces(self, server: ServerThread):
+        for path, status in (("/health", b"200"), ("/v1/completions", b"401")):
+            with raw(server) as connection:
+                for piece in ("\r\nGE", f"T {path[:4]}", f"{path[4:]} HTTP/1.1\r", "\nHost: localhost\r\n\r\n"):
+                    connection.sendall(piece.encode())
+                assert connection.recv(64).split()[1] == status
+
+    def test_a_request_for_the_hub_must_not_come_with_another_one(self, server: ServerThread):
+        body = json.dumps(SHORT)
+        head = "Host: localhost\r\nAuthorization: Bearer alice\r\nContent-Type: application/json\r\nContent-Length:"
+        first = f"POST /generate HTTP/1.1\r\n{head} {len(body)}\r\n\r\n{body}"
+        with raw(server) as connection:
+            connection.sendall(f"{first}GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            got = b""
+            while piece := connection.recv(4096):
+                got += piece
+        assert re.findall(rb"HTTP/1\.1 (\d+)", got) == [b"200", b"421"]
+
+    def test_everything_is_counted_and_named(self, server: ServerThread):
+        before = scrape(server.http)
+        with streaming(server, "/generate", rid="one"), streaming(server, "/v1/completions"):
+            result = scrape_until(server.http, lambda result: result.get("jsg:answers_open") == 2)
+            assert result.get("jsg:requests_running") == 2
+            assert server.http.post("/abort_request", json={"rid": "one"}, headers=ALICE).status_code == 200
+            scrape_until(server.http, lambda result: result.get("jsg:answers_open") == 1)
+        result = scrape_until(server.http, lambda result: result.get("jsg:answers_open") == 0)
+        assert sum(result.by("jsg:requests_aborted_total", "reason").values()) == 2 + sum(
+            before.by("jsg:requests_aborted_total", "reason").values()
+        )
+
+    def test_a_key_has_its_limit_in_all_workers_together(self, server: ServerThread):
+        with contextlib.ExitStack() as streams:
+            for _ in range(MOST):
+                streams.enter_context(streaming(server, "/generate"))
+            refused = [server.http.post("/generate", json=SHORT, headers=ALICE) for _ in range(NUM)]
+            assert [response.status_code for response in refused] == [429] * NUM
+            assert f"may have {MOST} answers" in refused[0].json()["error"]["message"]
+            assert all(int(response.headers["Retry-After"]) >= 1 for response in refused)
+            assert server.http.post("/generate", json=SHORT, headers=key("bob")).status_code == 200
+        too_many = SHORT | {"sampling_params": {"n": MOST + 1}}
+        assert server.http.post("/generate", json=too_many, headers=ALICE).status_code == 400
+
+
+class TestDeath:
+    @pytest.mark.parametrize("path", STREAMED)
+    def test_its_streams_end_with_an_error_and_others_go_on(self, server: ServerThread, path: str):
+        before, counted = pids(), scrape(server.http)
+        shorter = {"sampling_params": {"max_new_tokens": 300}} if path == "/generate" else {"max_tokens": 300}
+        with streaming(server, path, **shorter) as first, streaming(server, path, **shorter) as second:
+            os.kill(before[0], signal.SIGKILL)
+            # Each stream is whole, or reading it raises IncompleteRead.
+            texts = sorted((first.read().decode(), second.read().decode()), key=lambda text: "send it again" in text)
+        assert any(finish in texts[0] for finish in FINISHES)
+        check_cut_short(path, texts[1].splitlines(), "send it again")
+        wait_for_workers(server)
+        assert pids() != before
+        now = scrape_until(server.http, lambda result: result.get("jsg:requests_running") == 0)
+        for name in ("jsg:generation_tokens_total", "jsg:prompt_tokens_total"):
+            assert now.get(name) >= counted.get(name)
+
+    def test_a_request_without_a_response_is_answered(self, server: ServerThread):
+        before = pids()
+        whole = LONG_STREAMS["/v1/chat/completions"] | {"stream": False}
+        waiting = [server.send("/v1/chat/completions", whole, ALICE) for _ in range(NUM)]
+        server.wait_for_stats(ADMIN, num_running=NUM)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        for connection in waiting:
+            with contextlib.closing(connection), connection.getresponse() as response:
+                assert response.status == 503
+                assert json.loads(response.read())["error"]["type"] == "server_error"
+        answered = httpx.post(server.http.base_url.copy_with(path="/generate"), json=SHORT, headers=ALICE, timeout=60)
+        assert answered.status_code == 200  # by the hub, while no worker is there
+        server.wait_for_stats(ADMIN, num_running=0)
+        wait_for_workers(server)
+
+
+def test_an_end_in_order(server: ServerThread, make_server: ServerMaker):
+    others = {*pids()}
+    with make_server(server={"front_processes": NUM, "shutdown_timeout": 0.5}) as ending:
+        wait_for_workers(ending)
+        with streaming(ending, "/v1/completions") as stream:
+            ending.terminate()
+            lines = stream.read().decode().splitlines()
+            assert "shutting down" in json.dumps(data_of(lines)[-1])
+        assert ending.join() is None
+        assert {*pids()} == others
+
+
+@pytest.mark.parametrize(
+    ("given", "dp_size", "cores", "num"),
+    [(None, 1, 64, 0), (None, 8, 64, 4), (None, 8, 16, 2), (1, 8, 64, 0), (3, 1, 2, 3)],
+)
+def test_how_many(monkeypatch: pytest.MonkeyPatch, given: int | None, dp_size: int, cores: int, num: int):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert num_workers(ServerConfig(front_processes=given, dp_size=dp_size)) == num
