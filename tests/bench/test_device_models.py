@@ -26,6 +26,7 @@ from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model
+from tests.kernels_pallas.definition import QUICKLY
 
 
 class Noted(Part):
@@ -161,6 +162,7 @@ def test_a_scale_that_is_too_large_is_told(part: Noted, monkeypatch: pytest.Monk
 def test_linear_attention_is_compared_and_timed(part: Noted, monkeypatch: pytest.MonkeyPatch):
     """With the kernels for NVIDIA, in interpret mode: rows of each rule, and prompts in both types of a card."""
     monkeypatch.setattr(ops, "best_implementation", lambda: "triton")
+    monkeypatch.setattr(states, "options", lambda: QUICKLY)
     part.plan = dataclasses.replace(TRIAL, dtype="bfloat16", attention_calls=1, is_for_accelerators=True)
     states.measure(part)
     assert [error["is_right"] for error in part.figures("error")] == [True] * 12

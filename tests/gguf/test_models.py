@@ -45,7 +45,13 @@ FORMS = {
 def parameters(model: nnx.Module) -> list[np.ndarray]:
     """The numbers of each parameter, also of those in few bits."""
     values = [node.get_value() for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)]
-    return [np.asarray(x.restored(np.float32) if isinstance(x, Quantised) else x) for x in values]
+    restored = iter(restore([x for x in values if isinstance(x, Quantised)]))
+    return [np.asarray(next(restored) if isinstance(x, Quantised) else x) for x in values]
+
+
+@jax.jit
+def restore(kernels: list[Quantised]) -> list[jax.Array]:
+    return [kernel.restored(np.float32) for kernel in kernels]
 
 
 def kept(model: nnx.Module) -> dict[str, Form]:

@@ -10,7 +10,6 @@ import pytest
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import Pieces, ScanWeights, StateCache
 from jsg.kernels_pallas.native import library
-from tests.kernels_pallas.definition import QUICKLY
 from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, STEPS, Arrays, Case, Run, definition, make
 
 IMPLEMENTATIONS = ("reference", "native", "triton")
@@ -30,7 +29,7 @@ def compiled(implementation: str, has_one_token: bool = False):
         how = {"apart": a.apart, "has_one_token": has_one_token, "implementation": implementation}
         return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, **how)
 
-    return jax.jit(call, compiler_options=QUICKLY if implementation == "triton" else None)
+    return jax.jit(call)
 
 
 def run(implementation: str, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -43,11 +43,17 @@ def restoring(packed_model: Path, whole: Path) -> ModelSpec:
     return dataclasses.replace(with_own_head(whole, read_spec(whole)), names=read_spec(packed_model).names)
 
 
+@jax.jit
+def restore(kernels: list[Quantised]) -> list[jax.Array]:
+    return [kernel.restored(np.float32) for kernel in kernels]
+
+
 def values(directory: Path, spec: ModelSpec) -> list[np.ndarray]:
     """What parameters mean."""
     model = load_model(directory, spec, compares_head=False)
     params = [node.get_value() for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)]
-    return [np.asarray(value.restored(np.float32) if isinstance(value, Quantised) else value) for value in params]
+    restored = iter(restore([value for value in params if isinstance(value, Quantised)]))
+    return [np.asarray(next(restored) if isinstance(value, Quantised) else value) for value in params]
 
 
 def assert_same(packed_model: Path, whole: Path) -> None:

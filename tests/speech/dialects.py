@@ -1,5 +1,6 @@
 """Chat templates that write each dialect as its models' own templates do, and random calls, for tests."""
 
+import functools
 import json
 import random
 from collections.abc import Sequence
@@ -202,6 +203,11 @@ _STRINGS = (
 )
 
 
+@functools.cache
+def _template(dialect: str) -> ChatTemplate:
+    return ChatTemplate(TEMPLATES[dialect], bos_token=None, eos_token=None)
+
+
 def written(dialect: str, calls: Calls, content: str = "") -> str:
     """An answer with these calls, as the chat template writes it when it is part of a conversation."""
     ids = [f"functions.{name}:{i}" for i, (name, _) in enumerate(calls)]
@@ -210,9 +216,7 @@ def written(dialect: str, calls: Calls, content: str = "") -> str:
         for id, (name, arguments) in zip(ids, calls, strict=True)
     ]
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": content, "tool_calls": tool_calls}]
-    text = ChatTemplate(TEMPLATES[dialect], bos_token=None, eos_token=None).render(
-        messages, add_generation_prompt=False
-    )
+    text = _template(dialect).render(messages, add_generation_prompt=False)
     before, after = _AROUND[dialect]
     start = text.index(before, text.index("hi")) + len(before)
     return text[start:].removesuffix(after)
