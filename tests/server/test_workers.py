@@ -164,6 +164,31 @@ class TestDeath:
         server.wait_for_stats(ADMIN, num_running=0)
         wait_for_workers(server)
 
+    @pytest.mark.parametrize("expects", [False, True])
+    def test_a_later_request_of_a_connection_is_answered_too(self, server: ServerThread, expects: bool):
+        """One that came before the response to another one had come, or that waited for a 100."""
+        long = LONG_STREAMS["/generate"] | {"stream": False}
+        head = "Host: localhost\r\nAuthorization: Bearer alice\r\nContent-Type: application/json\r\n"
+        head += "Expect: 100-continue\r\n" if expects else ""
+        first, second = (
+            f"POST /generate HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}"
+            for body in map(json.dumps, (SHORT, long))
+        )
+        with raw(server) as connection:
+            if expects:
+                start, body = second.split("\r\n\r\n")
+                connection.sendall(f"{start}\r\n\r\n".encode())
+                assert connection.recv(64).startswith(b"HTTP/1.1 100 ")
+                connection.sendall(body.encode())
+            else:
+                connection.sendall((first + second).encode())
+                assert b" 200 OK" in connection.recv(4096)
+            server.wait_for_stats(ADMIN, num_running=1)
+            for pid in pids():
+                os.kill(pid, signal.SIGKILL)
+            assert b"HTTP/1.1 503 " in connection.recv(4096)
+        wait_for_workers(server)
+
 
 def test_an_end_in_order(server: ServerThread, make_server: ServerMaker):
     others = {*pids()}

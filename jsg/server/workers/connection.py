@@ -13,6 +13,7 @@ from jsg.server.workers.table import IDLE, MIDDLE, ConnectionTable
 
 MOST_LINE = 8192
 """Of a request line. In longer ones the hub looks for faults."""
+CONTINUE = b"HTTP/1.1 100 "
 
 
 @final
@@ -51,7 +52,7 @@ class WorkerConnection(HttpConnection):
         self._shared = shared
         self._slot = slot
         self._line = b""  # the begin of a request whose first line is not whole
-        self._path = ""
+        self._path: str | None = None
         self._has_begun = False  # the response
         self._whole = MIDDLE  # the state while all that was written has been sent
         self._is_moved = False
@@ -72,19 +73,27 @@ class WorkerConnection(HttpConnection):
             return
         self._line += data
         if b"\n" not in self._line.lstrip(b"\r\n") and len(self._line) < MOST_LINE:
+            self._unset_keepalive_if_required()
             self._last_data_at = self.loop.time()
             self._watch(has_begun=True)
             return
         begin, self._line = self._line, b""
         path = self._shared.path_of(begin)
-        if path is None:
+        if path is None and not self._num_unsent():  # else `_only` refuses it after the rest of a response
             self._is_moved = True
             self._shared.give_back(self._slot, begin)
             self.transport.abort()  # the hub has a descriptor of its own
             return
-        self._path, self._has_begun = path, False
-        self._shared.states[self._slot] = self._shared.table.asked(path)
+        self._ask(path)
         super().data_received(begin)
+
+    @override
+    def handle_events(self) -> None:
+        """What has come is read: perhaps a request that came before the response to another one had been sent."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before and self._shared.states[self._slot] == IDLE:
+            self._ask(self._shared.paths.get(self.scope["raw_path"]))
 
     @override
     def eof_received(self) -> None:
@@ -109,13 +118,19 @@ class WorkerConnection(HttpConnection):
             self._shared.give_back(self._slot, None)
         super().connection_lost(exc)
 
+    def _ask(self, path: str | None) -> None:
+        """A request has come, for an endpoint of workers or for another one."""
+        self._path, self._has_begun = path, False
+        self._shared.states[self._slot] = MIDDLE if path is None else self._shared.table.asked(path)
+
     def _write(self, data: bytes) -> None:
-        if data and not self._has_begun:
+        if data and not self._has_begun and not data.startswith(CONTINUE):
             head = data.partition(b"\r\n\r\n")[0].lower()
             is_stream = b"content-type: text/event-stream" in head and b"transfer-encoding: chunked" in head
-            self._has_begun, self._whole = True, self._shared.table.streams(self._path) if is_stream else MIDDLE
+            self._has_begun = True
+            self._whole = self._shared.table.streams(self._path) if is_stream and self._path else MIDDLE
             # Before it is sent: whoever has read it may end this process before the next line runs.
             self._shared.states[self._slot] = self._whole
         self._send(data)
-        if data:
+        if data and self._has_begun:
             self._shared.states[self._slot] = MIDDLE if self._num_unsent() else self._whole

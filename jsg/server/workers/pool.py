@@ -199,8 +199,8 @@ class Workers:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a request of a worker is under way."""
-        return any(place.states.any() for place in self._places)
+        """Whether a request of a worker is under way. A connection that has sent nothing has none."""
+        return any(np.isin(place.states, (IDLE, NEW), invert=True).any() for place in self._places)
 
     @property
     def families(self) -> list[Mapping[str, Samples]]:
