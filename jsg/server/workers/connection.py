@@ -44,6 +44,29 @@ class WorkerConnections:
         return self.paths.get(target) if method == b"POST" else None
 
 
+class HubConnection(HttpConnection):
+    """One connection of the hub. After a response it goes to a worker again, so that connections stay balanced."""
+
+    def __init__(self, give: Callable[[socket.socket], bool], *args: Any, **kwargs: Any) -> None:
+        """`give` gives a socket to a worker, or says that none can have it."""
+        super().__init__(*args, **kwargs)
+        self._give = give
+
+    @override
+    def on_response_complete(self) -> None:
+        """A response has been written."""
+        super().on_response_complete()
+        is_whole = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if not is_whole or self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return
+        with contextlib.suppress(OSError):  # no descriptor is left
+            connection = self.transport.get_extra_info("socket").dup()
+            if self._give(connection):
+                self.transport.abort()
+            else:
+                connection.close()
+
+
 class WorkerConnection(HttpConnection):
     """One connection of a worker. Of each request it reads the first line, which says who answers it."""
 
@@ -73,6 +96,7 @@ class WorkerConnection(HttpConnection):
             return
         self._line += data
         if b"\n" not in self._line.lstrip(b"\r\n") and len(self._line) < MOST_LINE:
+            self._shared.states[self._slot] = MIDDLE
             self._unset_keepalive_if_required()
             self._last_data_at = self.loop.time()
             self._watch(has_begun=True)
@@ -92,7 +116,7 @@ class WorkerConnection(HttpConnection):
         """What has come is read: perhaps a request that came before the response to another one had been sent."""
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before and self._shared.states[self._slot] == IDLE:
+        if self.cycle is not before and self._has_begun:
             self._ask(self._shared.paths.get(self.scope["raw_path"]))
 
     @override
@@ -106,7 +130,8 @@ class WorkerConnection(HttpConnection):
     @override
     def on_response_complete(self) -> None:
         """A response has been written."""
-        self._shared.states[self._slot] = IDLE
+        is_between = not (self._num_unsent() or self.conn.trailing_data[0] or self.transport.is_closing())
+        self._shared.states[self._slot] = IDLE if is_between else MIDDLE
         super().on_response_complete()
 
     @override
