@@ -463,10 +463,11 @@ class FinishReason:
     message: str | None = None
     blames_grammar: bool = False
 
-    def to_error(self) -> JsgError:
-        """The exception for a request that ended with ERROR."""
+    def to_error(self, grammar: GrammarSpec | str | None = None) -> JsgError:
+        """The exception for a request that ended with ERROR, whose grammar this is."""
         message = self.message or "the engine failed this request"
-        return GrammarError(message) if self.blames_grammar else JsgError(message)
+        field = grammar.field if isinstance(grammar, GrammarSpec) else None
+        return GrammarError(message, field=field) if self.blames_grammar else JsgError(message)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

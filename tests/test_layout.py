@@ -33,11 +33,10 @@ FLAT_RECORDS = {
     "ChatBody": "one field per parameter a client may send",
     "ResponsesBody": "one field per parameter a client may send",
     "LogLine": "one field per fact of a request",
-    "Request": "one field per fact that an engine must know of a sequence",
+    "RequestFields": "one field per fact that an engine must know of a sequence",
     "SamplingParams": "one field per sampling parameter a client may send",
     "RunArgs": "one field per argument of gen that a run may give for all",
     "VisionConfig": "one field per property of the vision half of a checkpoint's config.json",
-    "Prompt": "one field per field of Request that a client sets",
 }
 
 UNPINNED_EXTRAS = ("cuda", "cuda12", "tpu", "bench-constrained", "dspy", "ray")

@@ -22,7 +22,7 @@ from jsg.processing.stop_strings import MakeFinder
 from jsg.processing.tokenizer import Tokenizer
 from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
-from jsg.server.deltas import Deltas
+from jsg.server.deltas import Deltas, NextTurn
 from jsg.server.limits import Admission
 from jsg.server.loop_share import IDS_PER_UNIT, PER_UNIT, LoopShare
 from jsg.server.observer import Begun, Observer
@@ -57,6 +57,7 @@ class Generation:
         client: ServedEngine,
         admission: Admission,
         share: LoopShare,
+        next_turn: NextTurn,
         observers: Sequence[Observer],
     ) -> None:
         self.call = call
@@ -67,7 +68,7 @@ class Generation:
         self._share = share
         self._observers = observers
         self._begun = Begun(call.route, call.user, prompts, answers, self.started_at)
-        self._deltas = Deltas(0)
+        self._deltas = Deltas(len(answers), next_turn)
         self._ends: dict[int, Callable[[], None]] = {}  # what ends the request of each answer that is under way
         self._leave: Callable[[], None] = _nothing
         self._watch_hold: Callable[[Callable[[], None]], None] = _nothing
@@ -123,7 +124,7 @@ class Generation:
 
     @contextlib.contextmanager
     def _under_way(self, *, is_read: bool, leave: Callable[[], None]) -> Iterator[Deltas]:
-        self._leave, self._deltas = leave, Deltas(len(self.answers))
+        self._leave = leave
         ending: BaseException | None = None
         for observer in self._observers:
             observer.on_start(self._begun)
@@ -174,7 +175,7 @@ class Generation:
                 self._show(answer, delta)
             if delta.finish is not None:
                 if delta.finish.type is FinishType.ERROR:
-                    raise delta.finish.to_error()
+                    raise delta.finish.to_error(answer.request.sampling.grammar)
                 self._leave()
                 self._ends.pop(index)()  # the engine knows no stop string
             self._deltas.put(index, delta)
@@ -234,7 +235,7 @@ class Generator:
         self.admission = admission or Admission(
             config or ServerConfig(), capacity=lambda: client.most_requests, has_several_keys=has_several_keys
         )
-        self.share = LoopShare()
+        self.share, self._next_turn = LoopShare(), NextTurn()
         self._client = client
         self._threads = threads or TextThreads()
         self._seeds = random.Random(random_seed)
@@ -317,7 +318,7 @@ class Generator:
             marked = altered(prompt, post=call.post)
             answers += marked.answers(self.tokenizer, self._seeds.getrandbits(63), info.vocab_size, patterns)
         observers = self._observers if call.observer is None else (*self._observers, call.observer)
-        return Generation(call, prompts, answers, self._client, self.admission, self.share, observers)
+        return Generation(call, prompts, answers, self._client, self.admission, self.share, self._next_turn, observers)
 
     async def _finders(
         self, call: ApiCall, samplings: Sequence[SamplingParams], num_answers: int

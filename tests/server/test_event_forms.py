@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,8 @@ def test_events_are_those_of_the_general_way(name, scripted, monkeypatch):
         filled.append(fill(form, *values))
         return filled[-1]
 
-    def beginning(deltas: Deltas, num_open: int) -> None:
-        begin(deltas, num_open)
+    def beginning(deltas: Deltas, *arguments: Any) -> None:
+        begin(deltas, *arguments)
         made.append(deltas)
 
     monkeypatch.setattr(EventForm, "fill", noting)

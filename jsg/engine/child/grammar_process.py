@@ -61,11 +61,16 @@ def answer(spec: GrammarSpec | PatternSet) -> bytes | Failure:
     except GrammarError as error:
         return Failure.of(error)
     except MemoryError:
-        message = f"{spec.kind}: the grammar needs too much memory to compile; simplify it"
-        return Failure.of(GrammarError(message, param=spec.kind))
+        return Failure.of(too_costly(spec, "the grammar needs too much memory to compile"))
     except Exception:
         logger.exception("a grammar of kind %s could not be compiled", spec.kind)
         return Failure.of(GrammarError(BUG, param=spec.kind))
+
+
+def too_costly(spec: GrammarSpec | PatternSet, rule: str) -> GrammarError:
+    """The error for a grammar that costs too much as a whole. It names the field to blame, or else the kind."""
+    field = spec.field if isinstance(spec, GrammarSpec) else None
+    return GrammarError(f"{rule if field else f'{spec.kind}: {rule}'}; simplify it", spec.kind, field)
 
 
 def limit_memory() -> None:

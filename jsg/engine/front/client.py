@@ -105,7 +105,6 @@ class EngineClient:
 
     Attributes:
         grammars: Compiles the grammars of requests.
-        pass_on: Takes the name of a worker and what is for it: see `Passing`.
     """
 
     def __init__(
@@ -138,7 +137,6 @@ class EngineClient:
         self.grammars = grammars or GrammarCompiler()
         self._sent_grammars = SentGrammars(ENGINE_GRAMMAR_BYTES)
         self._takes_grammars = asyncio.Event()
-        self.pass_on: Callable[[str, bytes], None] = lambda worker, outputs: None
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ModelInfo] = loop.create_future()
         self._death: asyncio.Future[str] = loop.create_future()
@@ -153,6 +151,10 @@ class EngineClient:
     def take_turns(self) -> None:
         """From now on owners take turns, as `Places` says. Only after `ready`, and where there are several."""
         self._streams.places = Places(self.info.max_running_requests)
+
+    def pass_on(self, take: Callable[[str, bytes], None]) -> None:
+        """From now on `take` gets the name of a worker and the outputs that are for it: see `Passing`."""
+        self._streams.pass_on = take
 
     async def death(self) -> EngineDeadError:
         """Waits for the engine's end; returns an error that describes it."""
@@ -486,7 +488,7 @@ class EngineClient:
                 self._close(stream)
             stream.take(output)
         for worker, outputs in message.passed:
-            self.pass_on(worker, outputs)
+            self._streams.pass_on(worker, outputs)
         for refusal in message.refusals:
             if stream := self._streams.on_wire(refusal.rid):
                 self._close(stream)

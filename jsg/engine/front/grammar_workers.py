@@ -11,9 +11,9 @@ from typing import final
 import msgspec
 
 from jsg.constrained.text_patterns import PatternSet
-from jsg.engine.child.grammar_process import HEADER, OUT_OF_TIME, frame
+from jsg.engine.child.grammar_process import HEADER, OUT_OF_TIME, frame, too_costly
 from jsg.engine.child.protocol import Failure
-from jsg.errors import GrammarError, JsgError, QueueFullError
+from jsg.errors import JsgError, QueueFullError
 from jsg.types import GrammarSpec
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class GrammarWorkers:
         else:
             logger.error("the grammar process ended with status %d over a grammar of kind %s", status, spec.kind)
             rule = "compiling the grammar ended the process that did it"
-        return GrammarError(f"{spec.kind}: {rule}; simplify it", param=spec.kind)
+        return too_costly(spec, rule)
 
     async def _start(self) -> Process:
         """Starts a process like that of the engine: in a group of its own, with the import path of this process."""

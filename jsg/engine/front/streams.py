@@ -64,11 +64,13 @@ class Streams:
 
     Attributes:
         places: Those in the engine, where owners take turns; None where every request goes to the engine at once.
+        pass_on: Takes the name of a worker and the outputs that are for it.
     """
 
     def __init__(self, prefix: str = "") -> None:
         """Names on the wire begin with the prefix, except those that are given."""
         self.places: Places | None = None
+        self.pass_on: Callable[[str, bytes], None] = lambda worker, outputs: None
         self._prefix = prefix
         self._waits = Counter[WaitReason]()
         self._numbers = itertools.count()

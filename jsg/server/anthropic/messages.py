@@ -12,7 +12,15 @@ from jsg.server.anthropic.body import CountTokensBody, MessagesBody
 from jsg.server.caller import CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import Generation, new_rid
-from jsg.server.http.event_stream import Event, EventForm, Events, respond_with_events, until_disconnect
+from jsg.server.http.event_stream import (
+    Event,
+    EventForm,
+    Events,
+    Write,
+    respond_with_events,
+    until_disconnect,
+    writer_of,
+)
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
@@ -20,7 +28,7 @@ from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.messages import DROPPED, check_fits, fit_thoughts
 from jsg.server.shared.thinking_fields import template_wishes
-from jsg.speech.answers.answer import Answer, Prompt
+from jsg.speech.answers.answer import Answer, AnswerDelta, Prompt
 from jsg.speech.answers.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.speech.prompts.encode_parts import EncodedPrompt
 from jsg.speech.reply_plan import ReplyPlan
@@ -56,7 +64,7 @@ async def create_message(
     generation = await begin(request, front, call, [prompt])
     blocks = _Blocks(body.thought_display)
     if body.stream:
-        events = _events(generation, blocks, front.model_name)
+        events = _events(generation, blocks, front.model_name, writer_of(request))
         return respond_with_events(request, events, named=True)
     await until_disconnect(request, generation.complete())
     [answer] = generation.answers
@@ -105,17 +113,18 @@ async def _encode(
     )
 
 
-async def _events(generation: Generation, blocks: "_Blocks", model_name: str) -> AsyncGenerator[Events]:
+async def _events(generation: Generation, blocks: "_Blocks", model_name: str, write: Write) -> AsyncGenerator[Events]:
     """The events in Anthropic's order. The first comes with the first token, and a block once it has content."""
     [answer] = generation.answers
     has_begun = False
     with generation.run() as deltas:
         async for _, delta in deltas:
-            if (text := delta.only_text) and blocks.text_form is not None:
-                yield blocks.text_form.fill(text)
+            if (more := blocks.text_event(delta)) is not None:
+                yield more
                 continue
             if not has_begun:
                 has_begun = True
+                deltas.senders[0] = lambda delta: (more := blocks.text_event(delta)) is not None and write(more)
                 yield {"type": "message_start", "message": _message(answer, model_name)}
             for event in blocks.think(delta.thoughts):
                 yield event
@@ -131,15 +140,11 @@ async def _events(generation: Generation, blocks: "_Blocks", model_name: str) ->
 
 @final
 class _Blocks:
-    """The blocks of an answer, one after the other: thoughts, texts, and one for each call.
-
-    Attributes:
-        text_form: The event of more text in the block that is open; None where that is no text.
-    """
+    """The blocks of an answer, one after the other: thoughts, texts, and one for each call."""
 
     def __init__(self, display: Literal["summarized", "omitted"] | None) -> None:
         """As `MessagesBody.thought_display`."""
-        self.text_form: EventForm | None = None
+        self._text_form: EventForm | None = None  # of more text in the block that is open
         self._display = display
         self._thoughts = GrowingText()
         self._index = -1
@@ -175,6 +180,11 @@ class _Blocks:
                 if arguments:
                     yield self._change({"type": "input_json_delta", "partial_json": arguments})
 
+    def text_event(self, delta: AnswerDelta) -> bytes | None:
+        """The event of a delta that is only more text in the block that is open."""
+        text, form = delta.only_text, self._text_form
+        return form.fill(text) if text and form is not None else None
+
     def end(self) -> Iterator[Event]:
         """Ends the block that is open, if one is."""
         if self._open == "thinking":
@@ -187,7 +197,7 @@ class _Blocks:
         self._open = kind
         self._index += 1
         more = {"type": "text_delta", "text": EventForm.GAP}
-        self.text_form = EventForm(self._change(more), named=True) if kind == "text" else None
+        self._text_form = EventForm(self._change(more), named=True) if kind == "text" else None
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
     def _signature(self, thoughts: str) -> str:

@@ -36,6 +36,15 @@ COMMENT = b": still here\n\n"  # clients ignore comments in a stream of events
 LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
 
 
+Write = Callable[[bytes], bool]
+"""Sends a piece of a stream at once, or gives False where it must be sent as a message."""
+
+
+def writer_of(request: Request) -> Write:
+    """What writes to the connection of a request, whose stream must have begun when it is called."""
+    return state_of(request.scope).get("write_piece", lambda piece: False)
+
+
 async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Runs the work; when the client leaves first, cancels the work and raises ClientDisconnect.
 
@@ -128,7 +137,7 @@ class _EventStream(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
         event, number = await anext(self._events), 0
-        self._has_begun, write = True, state_of(self._request.scope).get("write_piece", lambda piece: False)
+        self._has_begun, write = True, writer_of(self._request)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         beating = None if self._beat_s is None else asyncio.create_task(self._beat(self._beat_s, send_body))
         try:

@@ -131,7 +131,7 @@ class _Parser(h11.Connection):
         try:
             if self.their_state is h11.IDLE:
                 self._skip_empty_lines()
-            event = super().next_event()
+            event: Any = super().next_event()
             kind = type(event)  # to ask `isinstance` of h11's abstract classes takes several calls
             if kind is h11.Request:
                 self._check_head(event)

@@ -11,10 +11,19 @@ from starlette.responses import Response
 from jsg.errors import RequestError, quote
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import CurrentCall
+from jsg.server.deltas import Send
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
 from jsg.server.http.body import Body, Checked, ClientNames, Rid, TokenIds, is_prompt_list
-from jsg.server.http.event_stream import Event, EventForm, Events, respond_with_events, until_disconnect
+from jsg.server.http.event_stream import (
+    Event,
+    EventForm,
+    Events,
+    Write,
+    respond_with_events,
+    until_disconnect,
+    writer_of,
+)
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
 from jsg.server.http.json_pieces import JsonLists, item_pieces, json_pieces
@@ -239,7 +248,8 @@ async def generate(
         return respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
     if body.stream:
         events = _increments if body.incremental else _events
-        return respond_with_events(request, events(generation, is_list, logprobs, shown), turn=turn)
+        shown_events = events(generation, is_list, logprobs, shown, writer_of(request))
+        return respond_with_events(request, shown_events, turn=turn)
     await until_disconnect(request, generation.complete())
     results = await generator.share.each(call.caller.tenant, shown, range(len(generation.answers)))
     for result, scores in zip(results, logprobs, strict=True):
@@ -323,8 +333,21 @@ def _filled(form: EventForm, answer: Answer, new: Answer | AnswerDelta) -> bytes
     return form.fill(new.text, new.token_ids, *counts, answer.elapsed_s, answer.queue_s)
 
 
+def _sender(write: Write, form: EventForm | None, answer: Answer, *, is_whole: bool) -> Send:
+    def send(delta: AnswerDelta) -> bool:
+        if form is None or delta.finish is not None:
+            return False
+        return write(_filled(form, answer, answer if is_whole else delta))
+
+    return send
+
+
 async def _events(
-    generation: Generation, is_list: bool, logprobs: Sequence[_LogprobsJson], shown: Callable[[int], Event]
+    generation: Generation,
+    is_list: bool,
+    logprobs: Sequence[_LogprobsJson],
+    shown: Callable[[int], Event],
+    write: Write,
 ) -> AsyncGenerator[Events]:
     has_shown_prompt: set[int] = set()
     forms: dict[int, EventForm | None] = {}
@@ -344,9 +367,10 @@ async def _events(
             num_shown[index] = num_scores
             if is_due:
                 has_shown_prompt.add(index)
-            event = shown(index) | ({"index": index} if is_list else {})
+            event: Event = shown(index) | ({"index": index} if is_list else {})
             event["meta_info"] |= logprobs[index].shown(with_prompt=is_due)
-            forms[index] = _form_of(event)
+            forms[index] = form = _form_of(event)
+            deltas.senders[index] = _sender(write, form, answer, is_whole=True)
             yield event
 
 
@@ -355,6 +379,7 @@ async def _increments(
     is_list: bool,
     logprobs: Sequence[_LogprobsJson],
     shown: Callable[[int, AnswerDelta], Event],
+    write: Write,
 ) -> AsyncGenerator[Events]:
     forms: dict[int, EventForm | None] = {}
     with generation.run() as deltas:
@@ -362,10 +387,11 @@ async def _increments(
             if delta.finish is None and (form := forms.get(index)) is not None:
                 yield _filled(form, generation.answers[index], delta)
                 continue
-            event = shown(index, delta) | ({"index": index} if is_list else {})
+            event: Event = shown(index, delta) | ({"index": index} if is_list else {})
             if delta.finish is not None:
                 event["meta_info"] |= logprobs[index].shown(with_prompt=True)
-            forms[index] = _form_of(event)
+            forms[index] = form = _form_of(event)
+            deltas.senders[index] = _sender(write, form, generation.answers[index], is_whole=False)
             yield event
 
 

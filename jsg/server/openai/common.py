@@ -14,7 +14,7 @@ from jsg.errors import RequestError
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.front import Front
 from jsg.server.generation import Generation
-from jsg.server.http.event_stream import Event, EventForm, respond_with_events, until_disconnect
+from jsg.server.http.event_stream import Event, EventForm, Write, respond_with_events, until_disconnect, writer_of
 from jsg.server.http.json_pieces import item_pieces, json_pieces, list_pieces
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
@@ -71,7 +71,8 @@ async def respond(
     """
     turn = functools.partial(front.generator.share.turn, generation.call.caller.tenant)
     if body.stream:
-        events = _events(body, generation, choices, {**head, "object": event_kind})
+        write = writer_of(request)
+        events = _events(body, generation, choices, {**head, "object": event_kind}, write)
         return respond_with_events(request, events, turn=turn)
     await until_disconnect(request, generation.complete())
     num_chars = sum(len(answer.text) for answer in generation.answers)
@@ -82,7 +83,7 @@ async def respond(
 
 
 async def _events(
-    body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any]
+    body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any], write: Write
 ) -> AsyncGenerator[Event | bytes]:
     plain = head | ({"usage": None} if body.wants_usage_event else {})
     forms: dict[int, EventForm] = {}  # for the text of each answer that has begun
@@ -95,11 +96,16 @@ async def _events(
             if body.wants_usage_always:
                 plain = head | {"usage": usage([generation.answers[index]], 1)}
             elif delta.parts:  # thoughts are shown before them
-                forms[index] = EventForm({**plain, "choices": [choice.text_piece(EventForm.GAP)]})
+                form = forms[index] = EventForm({**plain, "choices": [choice.text_piece(EventForm.GAP)]})
+                deltas.senders[index] = functools.partial(_send_text, form, write)
             for piece in choice.pieces(delta):
                 yield {**plain, "choices": [piece]}
     if body.wants_usage_event:
         yield {**head, "choices": [], "usage": usage(generation.answers, body.num_answers)}
+
+
+def _send_text(form: EventForm, write: Write, delta: AnswerDelta) -> bool:
+    return bool(text := delta.only_text) and write(form.fill(text))
 
 
 def head_of(response_id: str, front: Front) -> dict[str, Any]:

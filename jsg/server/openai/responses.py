@@ -15,7 +15,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import Caller, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES, new_rid
-from jsg.server.http.event_stream import respond_with_events, until_disconnect
+from jsg.server.http.event_stream import respond_with_events, until_disconnect, writer_of
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import CurrentRules, new_router
@@ -94,7 +94,8 @@ async def create_response(
         return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
 
     if body.stream:
-        return respond_with_events(request, events_of(reply, generation, keep), named=True, turn=turn)
+        events = events_of(reply, generation, keep, writer_of(request))
+        return respond_with_events(request, events, named=True, turn=turn)
     await until_disconnect(request, reply.take_all(generation))
     return await respond_in_pieces(json_pieces(await keep(reply.ended())), turn)
 

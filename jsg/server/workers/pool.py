@@ -206,7 +206,7 @@ class Workers:
         """The engine is ready, so workers may send requests."""
         self._front = front
         for engine in front.client.engines:
-            engine.pass_on = self._pass_on
+            engine.pass_on(self._pass_on)
         for place in self._places:
             if place.guest is not None:
                 place.guest.open(front)

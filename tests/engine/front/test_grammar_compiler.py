@@ -148,6 +148,8 @@ async def test_a_grammar_that_takes_too_much_time_is_refused_for_a_while_and_the
             await compiler.tables(SLOW)
         assert refusal.value.param == "json_schema"
     assert len(compiled) == 2, "it was forgotten at once"
+    with pytest.raises(GrammarError, match=r"tools is not valid: a grammar must compile within 0\.2 s"):
+        await compiler.tables(dataclasses.replace(SLOW, field="tools"))
     assert matches(await compiler.tables(spec("b")), "b")
 
 
