@@ -21,7 +21,7 @@ from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.front import Front, FrontDoor
 from jsg.server.generation import Generator
 from jsg.server.http.access import KeyRing
-from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, HttpConnection, http_protocol
+from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, HttpConnection, HttpLimits, http_protocol
 from jsg.server.limits import Admission
 from jsg.server.media_sources import MediaSources, media_limits
 from jsg.server.telemetry.telemetry import Telemetry
@@ -107,13 +107,14 @@ class HttpServer(uvicorn.Server):
         door: FrontDoor,
         telemetry: Telemetry,
         connection: Callable[..., HttpConnection] = HttpConnection,
+        limits: HttpLimits | None = None,
     ) -> None:
-        """A server of an app, whose connections this class, or what stands for it, makes."""
+        """A server of an app, whose connections this class, or what stands for it, makes; see `http_protocol`."""
         super().__init__(
             uvicorn.Config(
                 app,
                 http=http_protocol(
-                    is_ending=lambda: door.is_ending, on_refusal=telemetry.on_refusal, connection=connection
+                    limits, is_ending=lambda: door.is_ending, on_refusal=telemetry.on_refusal, connection=connection
                 ),
                 ws="none",
                 backlog=ACCEPTED_AT_ONCE,

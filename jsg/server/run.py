@@ -36,7 +36,7 @@ from jsg.server.opening import MOST_WAITING, Directories, HttpServer, give_back_
 from jsg.server.progress import StartDisplay
 from jsg.server.service_manager import READY, notify
 from jsg.server.telemetry.telemetry import Telemetry
-from jsg.server.workers.pool import Workers, num_workers
+from jsg.server.workers.pool import KINDS, Workers, num_workers
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ async def serve(
         JsgError: The engine's start raised it.
     """
     give_back_buffers()
-    allow_more_files()
+    allow_more_files(KINDS if num_workers(server) else 1)
     # First, because whoever sees that the server listens may send a signal.
     told_to_end = on_signals(EndRequest(server), children)
     directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(_print, server.log_format)
@@ -126,15 +126,16 @@ async def _serve(
     greet: Callable[[str], None],
 ) -> None:
     door = FrontDoor()
-    http = HttpServer(create_app(door, server, telemetry), door, telemetry)
+    workers = Workers(num, engine, server, directories) if (num := num_workers(server)) else None
+    app = create_app(door, server, telemetry)
+    http = HttpServer(app, door, telemetry) if workers is None else workers.hub(app, door, telemetry)
     listener = _listen(server)
     _warn_if_open_to_all(listener, server)
-    workers = Workers(num, engine, server, directories) if (num := num_workers(server)) else None
     serving = asyncio.create_task(http.serve([] if workers else [listener]))
     if workers is not None:
         telemetry.add_workers(workers)
         await asyncio.sleep(0)  # uvicorn starts
-        workers.start(listener, http)
+        workers.start(listener)
     opening = asyncio.create_task(open_front(client, engine, server, telemetry, directories, door.threads))
     dying = asyncio.create_task(client.death())
     ending = asyncio.create_task(told_to_end.is_made.wait())

@@ -149,7 +149,7 @@ class TestDeath:
             assert now.get(name) >= counted.get(name)
 
     def test_a_request_without_a_response_is_answered(self, server: ServerThread):
-        before = pids()
+        before, silent = pids(), raw(server)
         whole = LONG_STREAMS["/v1/chat/completions"] | {"stream": False}
         waiting = [server.send("/v1/chat/completions", whole, ALICE) for _ in range(NUM)]
         server.wait_for_stats(ADMIN, num_running=NUM)
@@ -159,9 +159,55 @@ class TestDeath:
             with contextlib.closing(connection), connection.getresponse() as response:
                 assert response.status == 503
                 assert json.loads(response.read())["error"]["type"] == "server_error"
+        with silent:  # whose connection the hub serves while no worker is there
+            silent.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert silent.recv(64).split()[1] == b"200"
         answered = httpx.post(server.http.base_url.copy_with(path="/generate"), json=SHORT, headers=ALICE, timeout=60)
-        assert answered.status_code == 200  # by the hub, while no worker is there
+        assert answered.status_code == 200
         server.wait_for_stats(ADMIN, num_running=0)
+        wait_for_workers(server)
+
+    @pytest.mark.parametrize("before", ["GET /health", "POST /generate", "100"])
+    def test_later_requests_of_a_connection_are_answered_too(self, server: ServerThread, before: str):
+        """One after a request that the hub answered, one that came together with another one, and one after a 100."""
+        long = LONG_STREAMS["/generate"] | {"stream": False}
+        head = "Host: localhost\r\nAuthorization: Bearer alice\r\nContent-Type: application/json\r\n"
+        head += "Expect: 100-continue\r\n" if before == "100" else ""
+        first, second = (
+            f"POST /generate HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}"
+            for body in map(json.dumps, (SHORT, long))
+        )
+        with raw(server) as connection:
+            match before:
+                case "100":
+                    start, second = second.split("\r\n\r\n")
+                    connection.sendall(f"{start}\r\n\r\n".encode())
+                case "POST /generate":
+                    second = first + second
+                case _:
+                    connection.sendall(f"{before} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            if before != "POST /generate":
+                assert connection.recv(4096).split()[1] in (b"100", b"200")
+            connection.sendall(second.encode())
+            if before == "POST /generate":
+                assert b" 200 OK" in connection.recv(4096)
+            server.wait_for_stats(ADMIN, num_running=1)
+            for pid in pids():
+                os.kill(pid, signal.SIGKILL)
+            assert b"HTTP/1.1 503 " in connection.recv(4096)
+        wait_for_workers(server)
+
+    def test_a_worker_that_stands_still_gets_no_connection(self, server: ServerThread):
+        first, url, num_up = pids()[0], server.http.base_url, NUM
+        os.kill(first, signal.SIGSTOP)
+        try:
+            while num_up == NUM:
+                with contextlib.suppress(httpx.TimeoutException), httpx.Client(base_url=url, timeout=2) as new:
+                    num_up = scrape(new, ADMIN).get("jsg:workers_up")
+            for _ in range(3 * NUM):
+                assert httpx.post(url.copy_with(path="/generate"), json=SHORT, headers=ALICE).status_code == 200
+        finally:
+            os.kill(first, signal.SIGCONT)
         wait_for_workers(server)
 
 

@@ -83,21 +83,25 @@ def http_protocol(
     While `is_ending` gives True, each response ends its connection. A client that keeps connections, and a load
     balancer that only chooses servers for new ones, would otherwise send requests here until the last moment.
     """
-    if limits is None:
-        num_files, most = resource.getrlimit(resource.RLIMIT_NOFILE)[0], HttpLimits().connections
-        if num_files != resource.RLIM_INFINITY:
-            most = min(most, num_files - len(os.listdir("/dev/fd")) - SPARE_FILES)
-        limits = HttpLimits(connections=max(1, most))
+    limits = limits or HttpLimits(connections=most_connections())
     return cast(
         type[asyncio.Protocol],
         functools.partial(connection or HttpConnection, limits, _Idle(), is_ending, on_refusal),
     )
 
 
-def allow_more_files() -> None:
+def most_connections(num_kinds: int = 1) -> int:
+    """The most connections of each of so many kinds, for which files of this process are left."""
+    num_files, most = resource.getrlimit(resource.RLIMIT_NOFILE)[0], HttpLimits().connections
+    if num_files != resource.RLIM_INFINITY:
+        most = min(most, (num_files - len(os.listdir("/dev/fd")) - SPARE_FILES) // num_kinds)
+    return max(1, most)
+
+
+def allow_more_files(num_kinds: int = 1) -> None:
     """Raises this process's limit of open files to what the connections can use, as far as its user may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = HttpLimits().connections + 1024
+    wanted = num_kinds * HttpLimits().connections + 1024
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

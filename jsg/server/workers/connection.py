@@ -13,6 +13,7 @@ from jsg.server.workers.table import IDLE, MIDDLE, ConnectionTable
 
 MOST_LINE = 8192
 """Of a request line. In longer ones the hub looks for faults."""
+CONTINUE = b"HTTP/1.1 100 "
 
 
 @final
@@ -43,6 +44,29 @@ class WorkerConnections:
         return self.paths.get(target) if method == b"POST" else None
 
 
+class HubConnection(HttpConnection):
+    """One connection of the hub. After a response it goes to a worker again, so that connections stay balanced."""
+
+    def __init__(self, give: Callable[[socket.socket], bool], *args: Any, **kwargs: Any) -> None:
+        """`give` gives a socket to a worker, or says that none can have it."""
+        super().__init__(*args, **kwargs)
+        self._give = give
+
+    @override
+    def on_response_complete(self) -> None:
+        """A response has been written."""
+        super().on_response_complete()
+        is_whole = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if not is_whole or self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return
+        with contextlib.suppress(OSError):  # no descriptor is left
+            connection = self.transport.get_extra_info("socket").dup()
+            if self._give(connection):
+                self.transport.abort()
+            else:
+                connection.close()
+
+
 class WorkerConnection(HttpConnection):
     """One connection of a worker. Of each request it reads the first line, which says who answers it."""
 
@@ -51,7 +75,7 @@ class WorkerConnection(HttpConnection):
         self._shared = shared
         self._slot = slot
         self._line = b""  # the begin of a request whose first line is not whole
-        self._path = ""
+        self._path: str | None = None
         self._has_begun = False  # the response
         self._whole = MIDDLE  # the state while all that was written has been sent
         self._is_moved = False
@@ -72,19 +96,28 @@ class WorkerConnection(HttpConnection):
             return
         self._line += data
         if b"\n" not in self._line.lstrip(b"\r\n") and len(self._line) < MOST_LINE:
+            self._shared.states[self._slot] = MIDDLE
+            self._unset_keepalive_if_required()
             self._last_data_at = self.loop.time()
             self._watch(has_begun=True)
             return
         begin, self._line = self._line, b""
         path = self._shared.path_of(begin)
-        if path is None:
+        if path is None and not self._num_unsent():  # else `_only` refuses it after the rest of a response
             self._is_moved = True
             self._shared.give_back(self._slot, begin)
             self.transport.abort()  # the hub has a descriptor of its own
             return
-        self._path, self._has_begun = path, False
-        self._shared.states[self._slot] = self._shared.table.asked(path)
+        self._ask(path)
         super().data_received(begin)
+
+    @override
+    def handle_events(self) -> None:
+        """What has come is read: perhaps a request that came before the response to another one had been sent."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before and self._has_begun:
+            self._ask(self._shared.paths.get(self.scope["raw_path"]))
 
     @override
     def eof_received(self) -> None:
@@ -97,7 +130,8 @@ class WorkerConnection(HttpConnection):
     @override
     def on_response_complete(self) -> None:
         """A response has been written."""
-        self._shared.states[self._slot] = IDLE
+        is_between = not (self._num_unsent() or self.conn.trailing_data[0] or self.transport.is_closing())
+        self._shared.states[self._slot] = IDLE if is_between else MIDDLE
         super().on_response_complete()
 
     @override
@@ -109,13 +143,19 @@ class WorkerConnection(HttpConnection):
             self._shared.give_back(self._slot, None)
         super().connection_lost(exc)
 
+    def _ask(self, path: str | None) -> None:
+        """A request has come, for an endpoint of workers or for another one."""
+        self._path, self._has_begun = path, False
+        self._shared.states[self._slot] = MIDDLE if path is None else self._shared.table.asked(path)
+
     def _write(self, data: bytes) -> None:
-        if data and not self._has_begun:
+        if data and not self._has_begun and not data.startswith(CONTINUE):
             head = data.partition(b"\r\n\r\n")[0].lower()
             is_stream = b"content-type: text/event-stream" in head and b"transfer-encoding: chunked" in head
-            self._has_begun, self._whole = True, self._shared.table.streams(self._path) if is_stream else MIDDLE
+            self._has_begun = True
+            self._whole = self._shared.table.streams(self._path) if is_stream and self._path else MIDDLE
             # Before it is sent: whoever has read it may end this process before the next line runs.
             self._shared.states[self._slot] = self._whole
         self._send(data)
-        if data:
+        if data and self._has_begun:
             self._shared.states[self._slot] = MIDDLE if self._num_unsent() else self._whole

@@ -55,6 +55,7 @@ class Guest:
 
     Attributes:
         address: Where it connects.
+        reading: Ends with an error where a message cannot be read.
     """
 
     def __init__(self, on_news: Callable[[ToHub], None]) -> None:
@@ -72,7 +73,7 @@ class Guest:
         self._entries: dict[int, _Inside | Failure] = {}
         self._ends: dict[str, Callable[[], None]] = {}
         self._compiling: dict[int, asyncio.Task[None]] = {}
-        self._reading = asyncio.create_task(self._read())
+        self.reading = asyncio.create_task(self._read())
 
     def open(self, front: Front) -> None:
         """The engine is ready, and requests may come."""
@@ -89,7 +90,7 @@ class Guest:
     def close(self) -> None:
         """The worker has ended, so its requests end."""
         self._flush()
-        for task in (self._reading, *self._compiling.values()):
+        for task in (self.reading, *self._compiling.values()):
             task.cancel()
         while self._ends:
             self._ends.popitem()[1]()
@@ -193,10 +194,7 @@ class Guest:
         self._ends.pop(name, None)
         if isinstance(error, QueueFullError):
             entry.close(error)  # which says when it may be tried again
-        if not isinstance(error, JsgError):
-            logger.error("a request of a worker failed", exc_info=error)
-            error = JsgError(INTERNAL_ERROR)
-        self.post().failures.append((name, Failure.of(error)))
+        self.post().failures.append((name, _failure(error)))
 
     async def _compile(self, asked: Asked) -> None:
         front = self._opened
@@ -204,8 +202,16 @@ class Guest:
             front.generator.admission.check(asked.owner, 1, is_let_in=False)
             tables = await front.client.grammars.tables(asked.patterns, asked.owner)
             self.post().compiled.append(Compiled(asked.number, tables))
-        except JsgError as error:
-            self.post().compiled.append(Compiled(asked.number, failure=Failure.of(error)))
+        except Exception as error:
+            self.post().compiled.append(Compiled(asked.number, failure=_failure(error)))
+
+
+def _failure(error: Exception) -> Failure:
+    """What a worker is told. Of an error that nobody foresaw the log has the cause."""
+    if isinstance(error, JsgError):
+        return Failure.of(error)
+    logger.error("a request of a worker failed", exc_info=error)
+    return Failure.of(JsgError(INTERNAL_ERROR))
 
 
 def _end(end: Callable[[], None], entry: _Inside) -> None:

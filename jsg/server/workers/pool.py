@@ -13,6 +13,7 @@ all requests itself.
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -24,15 +25,18 @@ from collections.abc import Coroutine, Mapping
 from typing import final
 
 import numpy as np
+from starlette.types import ASGIApp
 
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.child.passing import WORKER
 from jsg.errors import EngineDeadError
-from jsg.server.front import Front
-from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE
+from jsg.server.front import Front, FrontDoor
+from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, HttpLimits, most_connections
 from jsg.server.opening import CLOSE_S, MOST_WAITING, Directories, HttpServer
 from jsg.server.telemetry.metrics import GAUGES
 from jsg.server.telemetry.series import Samples, summed
+from jsg.server.telemetry.telemetry import Telemetry
+from jsg.server.workers.connection import HubConnection
 from jsg.server.workers.guest import Guest
 from jsg.server.workers.messages import Report, ToHub, WorkerStart
 from jsg.server.workers.table import IDLE, NEW, SLOTS, ConnectionTable
@@ -48,6 +52,12 @@ ACTIVE = 8
 SOON_S = 5.0
 """A worker that ends within this time after its start is not replaced before this time has passed."""
 REPORT_S = 1.0
+MOST_UNANSWERED = 3
+"""A worker that has left so many questions for its report unanswered stands still, and gets no connection."""
+PAUSE_S = 1.0
+"""For so long no connection is accepted where none can be."""
+KINDS = 2
+"""The connections of a hub: those of its workers, of which it keeps a descriptor, and its own. Each may be so many."""
 SLOT = struct.Struct("<I")
 
 
@@ -70,16 +80,19 @@ class _Place:
         number: Its number, from 1 on.
         states: Its part of the table.
         sockets: The hub's descriptors of its connections, by slot.
-        is_ready: It takes connections.
+        is_ready: It has begun to take connections.
+        num_unanswered: How often it was asked for its report since the last one.
         report: What it has counted.
         ended: The totals of those before it, which are `num_ended`.
     """
 
-    def __init__(self, number: int, states: np.ndarray) -> None:
+    def __init__(self, number: int, states: np.ndarray, most: int) -> None:
+        """`most` is how many connections it may have."""
         self.number = number
         self.states = states
         self.sockets: dict[int, socket.socket] = {}
         self.is_ready = False
+        self.num_unanswered = 0
         self.report = Report({}, {})
         self.num_ended = 0
         self.ended: Mapping[str, Samples] = {}
@@ -87,7 +100,7 @@ class _Place:
         self.process: asyncio.subprocess.Process | None = None
         self.channel: socket.socket | None = None
         self._unsent = deque[int]()
-        self._slots = deque(range(SLOTS))
+        self._slots = deque(range(most))
 
     @property
     def name(self) -> str:
@@ -95,9 +108,14 @@ class _Place:
         return f"{WORKER}{self.number}-{self.num_ended}"
 
     @property
+    def is_up(self) -> bool:
+        """Whether it takes connections."""
+        return self.is_ready and self.num_unanswered < MOST_UNANSWERED
+
+    @property
     def has_room(self) -> bool:
         """Whether it can get a connection."""
-        return self.is_ready and bool(self._slots)
+        return self.is_up and bool(self._slots)
 
     @property
     def load(self) -> int:
@@ -123,7 +141,7 @@ class _Place:
         if self.channel is not None:
             asyncio.get_running_loop().remove_writer(self.channel.fileno())
             self.channel.close()
-        self.channel, self.process, self.is_ready = None, None, False
+        self.guest, self.channel, self.process, self.is_ready, self.num_unanswered = None, None, None, False, 0
         self._unsent.clear()
 
     def end(self) -> None:
@@ -159,23 +177,29 @@ class Workers:
     def __init__(self, num: int, engine: EngineConfig, server: ServerConfig, directories: Directories) -> None:
         """Starts no process before `start`."""
         self._table = ConnectionTable.make(num, PATHS)
-        self._places = [_Place(number, self._table.of_worker(number)) for number in range(1, num + 1)]
+        most = min(most_connections(KINDS) // num, SLOTS)
+        self._places = [_Place(number, self._table.of_worker(number), most) for number in range(1, num + 1)]
         self._engine = engine
         self._server = server
         self._directories = directories
         self._front: Front | None = None
-        self._http: HttpServer | None = None
-        self._is_ending = False
+        self._http: HttpServer
+        self._is_ending = self._is_closed = False
         self._tasks = set[asyncio.Task[None]]()
 
-    def start(self, listener: socket.socket, http: HttpServer) -> None:
-        """Starts the processes and accepts connections. `http` answers what workers do not."""
+    def hub(self, app: ASGIApp, door: FrontDoor, telemetry: Telemetry) -> HttpServer:
+        """The server that answers what workers do not. It must be made before `start`."""
+        limits = HttpLimits(connections=most_connections(KINDS))
+        self._http = HttpServer(app, door, telemetry, functools.partial(HubConnection, self._give), limits)
+        return self._http
+
+    def start(self, listener: socket.socket) -> None:
+        """Starts the processes and accepts connections."""
         listener.setblocking(False)
         listener.listen(MOST_WAITING)
-        self._http = http
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener, http)
+        self._listen(listener)
         for place in self._places:
-            self._begin(self._keep(place, http))
+            self._begin(self._keep(place))
         self._begin(self._ask_for_reports())
 
     def open(self, front: Front) -> None:
@@ -195,12 +219,12 @@ class Workers:
     @property
     def num_up(self) -> int:
         """How many take connections."""
-        return sum(place.is_ready for place in self._places)
+        return sum(place.is_up for place in self._places)
 
     @property
     def has_requests(self) -> bool:
-        """Whether a request of a worker is under way."""
-        return any(place.states.any() for place in self._places)
+        """Whether a request of a worker is under way. A connection that has sent nothing has none."""
+        return any(np.isin(place.states, (IDLE, NEW), invert=True).any() for place in self._places)
 
     @property
     def families(self) -> list[Mapping[str, Samples]]:
@@ -217,12 +241,13 @@ class Workers:
 
     async def refresh(self, timeout_s: float = REPORT_S) -> None:
         """Asks the workers for their reports, and waits a little for them."""
-        asked = [place for place in self._places if place.is_ready]
+        asked = [place for place in self._places if place.is_up]
         before = [place.report for place in asked]
-        self._ask()
+        for place in asked:
+            self._ask(place)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while any(place.report is old and place.is_ready for place, old in zip(asked, before, strict=True)):
+                while any(place.report is old and place.is_up for place, old in zip(asked, before, strict=True)):
                     await asyncio.sleep(0.002)
 
     def note_ending(self) -> None:
@@ -234,7 +259,7 @@ class Workers:
 
     async def close(self, listener: socket.socket) -> None:
         """Ends the processes, which have `CLOSE_S` for the last bytes of their responses."""
-        self._is_ending = True
+        self._is_ending = self._is_closed = True
         asyncio.get_running_loop().remove_reader(listener.fileno())
         for place in self._places:
             if place.guest is not None:
@@ -243,7 +268,8 @@ class Workers:
             await asyncio.wait({*self._tasks}, timeout=CLOSE_S + 1)
         for place in self._places:
             if place.process is not None:
-                place.process.kill()
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    place.process.kill()
         for task in [*self._tasks]:
             task.cancel()
         if self._tasks:
@@ -256,55 +282,72 @@ class Workers:
 
     # ---- connections
 
-    def _accept(self, listener: socket.socket, http: HttpServer) -> None:
+    def _listen(self, listener: socket.socket) -> None:
+        if not self._is_closed:
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
             except OSError:
+                logger.exception("no connection can be accepted for %g s", PAUSE_S)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener.fileno())
+                loop.call_later(PAUSE_S, self._listen, listener)
                 return
             connection.setblocking(False)
-            able = [place for place in self._places if place.has_room]
-            if able:
-                min(able, key=lambda place: place.load).take(connection)
-            else:
-                self._begin(http.connect(connection))
+            self._serve(connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Sees to it that a connection is served, of which nothing has been read that was not answered."""
+        if not self._give(connection):
+            self._begin(self._http.connect(connection))
+
+    def _give(self, connection: socket.socket) -> bool:
+        """Gives a connection to the worker that has least to do. False where none can have it."""
+        able = [place for place in self._places if place.has_room]
+        if able:
+            min(able, key=lambda place: place.load).take(connection)
+        return bool(able)
 
     def _note(self, place: _Place, news: ToHub) -> None:
         """The news of a worker that do not concern its requests."""
         for slot in news.closed:
             place.free(slot).close()
         for moved in news.moved:
-            assert self._http is not None, "it was given with the first connection"
             self._begin(self._http.connect(place.free(moved.slot), begin=moved.begin))
         if news.report is not None:
-            place.report = news.report
+            place.report, place.num_unanswered = news.report, 0
         place.is_ready = place.is_ready or news.is_ready
 
     # ---- processes
 
-    async def _keep(self, place: _Place, http: HttpServer) -> None:
+    async def _keep(self, place: _Place) -> None:
         """Runs a worker, and another one after its end."""
         loop = asyncio.get_running_loop()
         while not self._is_ending:
             began = loop.time()
-            guest = place.guest = Guest(lambda news: self._note(place, news))
-            if self._front is not None:
-                guest.open(self._front)
             try:
-                status = await self._run(place, guest)
+                ended = f"exit status {await self._run(place)}"
+            except Exception as error:  # no process can be started, perhaps for a while
+                ended = f"{type(error).__name__}: {error}"
             finally:
-                guest.close()
-                place.guest = None
                 self._end_connections(place)
             if self._is_ending:
                 return
             place.end()
-            logger.error("worker %d ended (exit status %s); another takes its place", place.number, status)
-            await asyncio.sleep(max(0.0, began + SOON_S - loop.time()) if loop.time() - began < SOON_S else 0.0)
+            logger.error("worker %d ended (%s); another takes its place", place.number, ended)
+            await asyncio.sleep(max(0.0, began + SOON_S - loop.time()))
 
-    async def _run(self, place: _Place, guest: Guest) -> int:
+    async def _run(self, place: _Place) -> int:
         place.channel, channel = socket.socketpair()
-        with channel:
+        with channel, contextlib.closing(Guest(lambda news: self._note(place, news))) as guest:
+            place.guest = guest
+            if self._front is not None:
+                guest.open(self._front)
             place.channel.setblocking(False)
             process = place.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "jsg.server.workers.process"),
@@ -314,45 +357,67 @@ class Workers:
                 pass_fds=(channel.fileno(), self._table.fd),
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-            start = WorkerStart(
-                number=place.number,
-                name=place.name,
-                seed=self._engine.random_seed + (place.num_ended * len(self._places) + place.number) * 2**32,
-                engine=self._engine,
-                server=self._server,
-                tokenizer_dir=str(self._directories.tokenizer),
-                model_dir=None if self._directories.model is None else str(self._directories.model),
-                address=guest.address,
-                connections_fd=channel.fileno(),
-                table_fd=self._table.fd,
-                parent_pid=os.getpid(),
-            )
-        assert process.stdin is not None, "it is a pipe"
-        process.stdin.write(json.dumps(dataclasses.asdict(start)).encode())  # keys are in it, which arguments show
-        process.stdin.close()
-        return await process.wait()
+            guest.reading.add_done_callback(functools.partial(_end_unread, process))
+            assert process.stdin is not None, "it is a pipe"
+            # Keys are in it, which arguments would show.
+            process.stdin.write(json.dumps(dataclasses.asdict(self._start_of(place, guest, channel))).encode())
+            process.stdin.close()
+            channel.close()
+            return await process.wait()
+
+    def _start_of(self, place: _Place, guest: Guest, channel: socket.socket) -> WorkerStart:
+        return WorkerStart(
+            number=place.number,
+            name=place.name,
+            seed=self._engine.random_seed + (place.num_ended * len(self._places) + place.number) * 2**32,
+            engine=self._engine,
+            server=self._server,
+            tokenizer_dir=str(self._directories.tokenizer),
+            model_dir=None if self._directories.model is None else str(self._directories.model),
+            address=guest.address,
+            connections_fd=channel.fileno(),
+            table_fd=self._table.fd,
+            parent_pid=os.getpid(),
+        )
 
     def _end_connections(self, place: _Place) -> None:
-        """Tells the clients of a worker that has ended what has become of their requests."""
+        """Tells the clients of a worker that has ended what became of their requests; others get another worker."""
         error = EngineDeadError("the process that answered this request ended; send it again")
-        for slot in [*place.sockets]:
-            words = self._table.last_words(int(place.states[slot]), error)
-            with place.free(slot) as connection, contextlib.suppress(OSError):
-                connection.send(words)
-                connection.shutdown(socket.SHUT_RDWR)
         place.clear()
+        for slot in [*place.sockets]:
+            state, connection = int(place.states[slot]), place.free(slot)
+            if state in (IDLE, NEW) and not self._is_closed:
+                self._serve(connection)
+                continue
+            with connection, contextlib.suppress(OSError):
+                connection.send(self._table.last_words(state, error))
+                connection.shutdown(socket.SHUT_RDWR)
 
     async def _ask_for_reports(self) -> None:
+        """Asks all workers again and again, and ends those that have stood still for `--watchdog-timeout`."""
         while not self._is_ending:
-            self._ask()
+            for place in self._places:
+                if place.is_ready:
+                    self._ask(place)
+                    place.num_unanswered += 1
+                if place.num_unanswered * REPORT_S > self._engine.watchdog_timeout and place.process is not None:
+                    logger.error("worker %d stands still for too long (--watchdog-timeout); it is ended", place.number)
+                    place.process.kill()
             await asyncio.sleep(REPORT_S)
 
-    def _ask(self) -> None:
-        for place in self._places:
-            if place.is_ready and place.guest is not None:
-                place.guest.post().wants_report = True
+    def _ask(self, place: _Place) -> None:
+        if place.guest is not None:
+            place.guest.post().wants_report = True
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _end_unread(process: asyncio.subprocess.Process, reading: asyncio.Task[None]) -> None:
+    """Ends a worker whose messages cannot be read, rather than that its clients wait for ever."""
+    if not reading.cancelled() and (error := reading.exception()):
+        logger.error("a message of a worker cannot be read; the worker is ended", exc_info=error)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()

@@ -62,7 +62,7 @@ async def work(start: WorkerStart) -> None:
             seed=start.seed,
         )
         client.note_ready()
-        taking = asyncio.create_task(_take_connections(socket.socket(fileno=start.connections_fd), http))
+        taking = asyncio.create_task(_take_connections(socket.socket(fileno=start.connections_fd), http, client))
         tidying = asyncio.create_task(collect_garbage(lambda: client.num_under_way))
         await asyncio.wait({asyncio.create_task(client.has_stopped.wait()), taking}, return_when="FIRST_COMPLETED")
         tidying.cancel()
@@ -72,7 +72,7 @@ async def work(start: WorkerStart) -> None:
     await client.close()
 
 
-async def _take_connections(channel: socket.socket, http: HttpServer) -> None:
+async def _take_connections(channel: socket.socket, http: HttpServer, client: HubClient) -> None:
     """Serves the connections that come, until the hub is gone."""
     channel.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -87,7 +87,9 @@ async def _take_connections(channel: socket.socket, http: HttpServer) -> None:
                     slot, fds, _, _ = socket.recv_fds(channel, SLOT.size, 1)
                     if not slot:
                         return
-                    if fds:
+                    if not fds:  # this process may open no more
+                        client.give_back(SLOT.unpack(slot)[0], None)
+                    else:
                         await http.connect(socket.socket(fileno=fds[0]), slot=SLOT.unpack(slot)[0])
     finally:
         loop.remove_reader(channel.fileno())

@@ -20,7 +20,7 @@ from jsg.server.http.failures import status_of, told_error
 SLOTS = 2**14
 """The most connections of one worker."""
 IDLE, MIDDLE, NEW = 0, 254, 255
-"""Between two exchanges; inside a response that cannot be ended well; and just accepted."""
+"""Between two exchanges, all of which has been sent; inside one that cannot be ended well; and still unread."""
 
 
 @final
