@@ -12,20 +12,20 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, final
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from jsg.config import EngineConfig
 from jsg.engine.child.heartbeat import HeartbeatMonitor
 from jsg.engine.child.protocol import Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
 from jsg.engine.child.wire import MessageEncoder
+from jsg.engine.front.channel import Channel
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.places import Places
@@ -40,8 +40,8 @@ from jsg.waits import WaitReason, stat_of
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 3.0  # for the engine to close by itself
-LAST_WORDS_MS = 100  # for the last messages of an engine that has ended
-START_LAST_WORDS_MS = 2000  # where it ended before it was ready: a message should say why
+LAST_WORDS_S = 0.1  # for the last messages of an engine that has ended
+START_LAST_WORDS_S = 2.0  # where it ended before it was ready: a message should say why
 ENGINE_GRAMMAR_BYTES = 64 * 2**20  # tables that the engine keeps for later requests; those that run keep their own
 WATCH_S = 1.0  # how often the heartbeat is looked at
 LONG_BYTES = 2**16  # after a message of so many the event loop has its turn
@@ -70,28 +70,6 @@ class _Outbox:
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["requests"] = list(self.requests.values())
         return ToEngine(**fields)
-
-
-async def receive_waiting(socket: zmq.asyncio.Socket, rescue: Callable[[bytes], None]) -> list[bytes]:
-    """The next message, and those that have arrived behind it: together at most `MAX_MESSAGES`.
-
-    Where the engine is faster than the front, each stream then sends the tokens of several steps in one event. If each
-    step were taken by itself, steps would pile up in the socket, and every stream would be late by all of them.
-
-    Args:
-        socket: The socket.
-        rescue: Takes a message that has arrived when the call is cancelled. It may say why the engine ended.
-    """
-    arriving = asyncio.ensure_future(socket.recv())
-    try:
-        messages = [await arriving]
-    except asyncio.CancelledError:
-        if arriving.done() and not arriving.cancelled():
-            rescue(arriving.result())
-        raise
-    while len(messages) < MAX_MESSAGES and cast(int, socket.get(zmq.EVENTS)) & zmq.POLLIN:
-        messages.append(await socket.recv())
-    return messages
 
 
 @final
@@ -126,10 +104,7 @@ class EngineClient:
         self._child = child
         self._config = config
         self._on_progress = on_progress
-        self._socket = zmq.asyncio.Context().socket(zmq.PAIR)
-        self._socket.set_hwm(0)  # `_open` bounds the requests that are under way
-        self._socket.zap_domain = b"jsg"  # where it has one, ZeroMQ refuses ZMTP 1, in which any bytes can be a message
-        self._socket.bind(child.address)
+        self._channel = Channel(child.address, listens=True)
         self._streams = Streams()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
@@ -299,8 +274,7 @@ class EngineClient:
         await asyncio.to_thread(self._child.end, grace_s)
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
-        self._socket.close(linger=0)
-        self._socket.context.term()
+        self._channel.close()
 
     def _open(self, request: Request, owner: str, sink: Sink, name: str | None) -> Stream:
         if self._death.done():
@@ -409,8 +383,8 @@ class EngineClient:
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, None
-        if outbox is not None and not self._socket.closed:
-            self._socket.send_multipart(self._encoder.encode(outbox.message()), copy=False)
+        if outbox is not None:
+            self._channel.send(self._encoder.encode(outbox.message()))
 
     async def _run(self) -> None:
         """Reads until the child ends, then reads its last messages, then ends all streams and calls."""
@@ -427,8 +401,9 @@ class EngineClient:
         decoder = msgspec.msgpack.Decoder(FromEngine)
         try:
             with contextlib.suppress(msgspec.MsgspecError):
-                while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
-                    self._take(decoder.decode(await self._socket.recv()))
+                limit_s = LAST_WORDS_S if self._ready.done() else START_LAST_WORDS_S
+                while words := await self._channel.receive_within(limit_s):
+                    self._take(decoder.decode(words[0]))
         finally:
             self._die(f"the engine process ended (exit status {status}); {_remedy(status)}")
 
@@ -471,13 +446,18 @@ class EngineClient:
             asyncio.get_running_loop().remove_reader(self._heartbeat.fileno())
 
     async def _read(self) -> None:
+        """Takes messages as they come, up to `MAX_MESSAGES` in a turn of the event loop.
+
+        Where the engine is faster than the front, each stream then sends the tokens of several steps in one event. If
+        each step were taken by itself, steps would pile up in the socket, and every stream would be late by all of
+        them.
+        """
         decoder = msgspec.msgpack.Decoder(FromEngine)
-        while True:
-            for message in await receive_waiting(self._socket, lambda message: self._take(decoder.decode(message))):
-                self._take(decoder.decode(message))
-                if len(message) > LONG_BYTES:
-                    await asyncio.sleep(0)
-            await asyncio.sleep(0)  # `recv` does not wait while there are messages, and other tasks need their turn
+        for count in itertools.count(1):
+            [message] = await self._channel.receive()
+            self._take(decoder.decode(message))
+            if len(message) > LONG_BYTES or not count % MAX_MESSAGES:
+                await asyncio.sleep(0)
 
     def _take(self, message: FromEngine) -> None:
         for output in message.outputs:

@@ -10,16 +10,16 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import cast, final, override
+from typing import final, override
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from jsg.config import ServerConfig
 from jsg.constrained.text_patterns import PatternSet, PatternTables
 from jsg.engine.child.protocol import ModelInfo, ToEngine
 from jsg.engine.child.wire import MessageEncoder
+from jsg.engine.front.channel import Channel
+from jsg.engine.front.client import LONG_BYTES, MAX_MESSAGES
 from jsg.engine.front.streams import Sink, Stream, Streams
 from jsg.server.limits import Admission
 from jsg.server.workers.messages import Asked, Begun, Entry, FromHub, Moved, Report, ToHub
@@ -27,7 +27,6 @@ from jsg.types import Request, RequestOutput, altered
 
 ENTRY: ContextVar[int] = ContextVar("jsg_entry")
 """The entry that the requests of a task belong to: `HubAdmission` sets it, and `HubClient.begin` reads it."""
-LONG_BYTES = 2**16  # after a message of so many the event loop has its turn
 
 
 @final
@@ -50,9 +49,7 @@ class HubClient:
             name: What names of requests begin with.
             on_message: It is shown each message.
         """
-        self._socket = zmq.asyncio.Context().socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.connect(address)
+        self._channel = Channel(address, listens=False)
         self._on_message = on_message
         self._streams = Streams(f"{name}.")
         self._decode_outputs = msgspec.msgpack.Decoder(list[RequestOutput]).decode
@@ -158,8 +155,7 @@ class HubClient:
         self._flush()
         self._reading.cancel()
         await asyncio.wait({self._reading})
-        self._socket.close(linger=1000)
-        self._socket.context.term()
+        self._channel.close(flush_ms=1000)
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, None
@@ -169,7 +165,7 @@ class HubClient:
         begun = [one for one in outbox.begun if one.name in requests]  # the others were aborted
         outbox.begun = begun
         sent = self._encoder.encode(ToEngine(requests=[requests[one.name] for one in begun])) if begun else []
-        self._socket.send_multipart([self._encode(outbox), *sent], copy=False)
+        self._channel.send([self._encode(outbox), *sent])
 
     def _abort(self, stream: Stream) -> None:
         """Forgets a stream and tells the hub; does nothing where the stream has ended."""
@@ -178,10 +174,10 @@ class HubClient:
 
     async def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromHub)
-        while True:
-            raw = await self._socket.recv()
-            self._take(decoder.decode(raw))
-            if len(raw) > LONG_BYTES or not cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        for count in itertools.count(1):
+            [message] = await self._channel.receive()
+            self._take(decoder.decode(message))
+            if len(message) > LONG_BYTES or not count % MAX_MESSAGES:
                 await asyncio.sleep(0)
 
     def _take(self, message: FromHub) -> None:

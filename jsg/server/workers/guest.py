@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import final
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from jsg.engine.child.protocol import Failure
 from jsg.engine.child.wire import MessageDecoder, SentRequest
+from jsg.engine.front.channel import Channel
 from jsg.engine.front.grammar_queue import AT_ONCE
 from jsg.engine.private_directory import temporary_directory
 from jsg.errors import JsgError, QueueFullError
@@ -62,10 +61,7 @@ class Guest:
         """Listens for the worker. `on_news` is shown each of its messages."""
         self._directory = temporary_directory()
         self.address = f"ipc://{self._directory.name}/hub"
-        self._socket = zmq.asyncio.Context().socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.zap_domain = b"jsg"  # see `EngineClient`
-        self._socket.bind(self.address)
+        self._channel = Channel(self.address, listens=True)
         self._on_news = on_news
         self._front: Front | None = None
         self._outbox: FromHub | None = None
@@ -98,22 +94,20 @@ class Guest:
             if isinstance(entry, _Inside):
                 entry.close()
         self._entries.clear()
-        context = self._socket.context
-        self._socket.close(linger=0)
-        context.term()
+        self._channel.close()
         self._directory.cleanup()
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, None
-        if outbox is not None and not self._socket.closed:
-            self._socket.send(self._encode(outbox), copy=False)
+        if outbox is not None:
+            self._channel.send([self._encode(outbox)])
 
     async def _read(self) -> None:
         decoder, requests = msgspec.msgpack.Decoder(ToHub), MessageDecoder()
         while True:
-            head, *frames = await self._socket.recv_multipart(copy=False)
-            sent = requests.decode([frame.buffer for frame in frames]).requests if frames else ()
-            message = decoder.decode(head.buffer)
+            head, *frames = await self._channel.receive()
+            sent = requests.decode([*map(memoryview, frames)]).requests if frames else ()
+            message = decoder.decode(head)
             for entry in message.entries:
                 self._enter(entry)
             for begun, request in zip(message.begun, sent, strict=True):

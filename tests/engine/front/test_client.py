@@ -12,15 +12,14 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
-import zmq
-import zmq.asyncio
 
 from jsg.config import EngineConfig
 from jsg.engine.child.intake import UNITS
-from jsg.engine.child.protocol import Progress, ToEngine
+from jsg.engine.child.protocol import FromEngine, Progress, ToEngine
 from jsg.engine.front.children import EngineChild
-from jsg.engine.front.client import MAX_MESSAGES, EngineClient, receive_waiting
+from jsg.engine.front.client import MAX_MESSAGES, EngineClient
 from jsg.errors import (
     ContextLengthError,
     EngineDeadError,
@@ -334,7 +333,7 @@ PARENT = f"""
 import asyncio, sys
 from jsg.config import EngineConfig
 from jsg.engine.front.children import EngineChild
-from jsg.engine.front.client import MAX_MESSAGES, EngineClient, receive_waiting
+from jsg.engine.front.client import MAX_MESSAGES, EngineClient
 
 async def main():
     config = EngineConfig()
@@ -374,10 +373,8 @@ def is_running(pid: int) -> bool:
 
 async def test_requests_of_one_moment_travel_in_one_message(client: EngineClient, monkeypatch):
     sent: list[int] = []
-    send = client._socket.send_multipart
-    monkeypatch.setattr(
-        client._socket, "send_multipart", lambda data, **how: (sent.append(len(data)), send(data, **how))[1]
-    )
+    send = client._channel.send
+    monkeypatch.setattr(client._channel, "send", lambda frames: (sent.append(len(frames)), send(frames))[1])
     await asyncio.gather(*(collect(client, request(f"r{i}")) for i in range(20)))
     assert len(sent) == 1
 
@@ -397,44 +394,29 @@ async def test_points_for_snapshots_go_to_an_engine_that_keeps_states(client: En
     assert sent == [((), 0), ((1, 3), 2)]
 
 
-async def test_steps_that_wait_are_taken_together():
+async def test_steps_that_wait_are_taken_together(client: EngineClient, monkeypatch):
     """Otherwise a front that is slower than the engine falls behind without end, and no event has several tokens."""
-    rescued: list[bytes] = []
-    context = zmq.asyncio.Context()
-    with context.socket(zmq.PAIR) as front, context.socket(zmq.PAIR) as engine:
-        front.bind("inproc://steps")
-        engine.connect("inproc://steps")
-        for number in range(MAX_MESSAGES + 3):
-            await engine.send(b"%d" % number)
-        taken = [await receive_waiting(front, rescued.append) for _ in range(2)]
-        await engine.send(b"%d" % (MAX_MESSAGES + 3))
-        taken.append(await receive_waiting(front, rescued.append))
-    context.term()
-    assert [int(number) for part in taken for number in part] == [*range(MAX_MESSAGES + 4)]
-    assert [len(part) for part in taken] == [MAX_MESSAGES, 3, 1]
+    num, turns, taken = MAX_MESSAGES + 3, [0], []
+    arrived = [[msgspec.msgpack.encode(FromEngine())] for _ in range(num)]
+    receive = client._channel.receive
 
+    async def next_message() -> list[bytes]:
+        return arrived.pop() if arrived else await receive()
 
-async def test_a_message_that_has_arrived_when_reading_is_cancelled_is_not_lost():
-    """The last one of an engine that cannot start says why, and may come with the end of its process."""
+    def turn() -> None:
+        turns[0] += 1
+        if turns[0] < 100:
+            asyncio.get_running_loop().call_soon(turn)
 
-    class Arriving:
-        def __init__(self) -> None:
-            self.future = asyncio.get_running_loop().create_future()
-
-        def recv(self) -> asyncio.Future[bytes]:
-            return self.future
-
-    rescued: list[bytes] = []
-    for arrives in (True, False):
-        socket = Arriving()
-        reading = asyncio.create_task(receive_waiting(socket, rescued.append))
+    monkeypatch.setattr(client._channel, "receive", next_message)
+    monkeypatch.setattr(client, "_take", lambda message: taken.append(turns[0]))
+    reading = asyncio.create_task(client._read())
+    turn()
+    while len(taken) < num:
         await asyncio.sleep(0)
-        if arrives:
-            socket.future.set_result(b"why")
-        reading.cancel()
-        await asyncio.wait({reading})
-        assert reading.cancelled()
-    assert (rescued) == [b"why"]
+    reading.cancel()
+    first, second = [taken.count(number) for number in dict.fromkeys(taken)]
+    assert (first, second) == (MAX_MESSAGES, 3)
 
 
 async def test_config_survives_the_command_line():

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
@@ -44,13 +44,13 @@ async def read_all(stream: AsyncGenerator[RequestOutput]) -> list[RequestOutput]
 def sizes_of_messages(client: EngineClient) -> list[int]:
     """Grows with each message to the engine by its bytes."""
     sizes: list[int] = []
-    send = client._socket.send_multipart
+    send = client._channel.send
 
-    def counted(frames: list[bytes], *args, **options):
+    def counted(frames: Sequence[bytes | memoryview]) -> None:
         sizes.append(sum(map(len, frames)))
-        return send(frames, *args, **options)
+        send(frames)
 
-    client._socket.send_multipart = counted  # pyright: ignore[reportAttributeAccessIssue]
+    client._channel.send = counted
     return sizes
 
 
