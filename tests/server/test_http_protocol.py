@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import io
 import json
+import resource
 import select
 import socket
 import threading
@@ -18,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from jsg.server.http.http_protocol import HttpLimits, http_protocol
+from jsg.server.http.http_protocol import SPARE_FILES, HttpLimits, http_protocol, most_connections
 from tests.server.running import RunningServer
 from tests.server.threads import ServerMaker
 
@@ -458,3 +459,10 @@ def test_a_refused_client_that_stays_does_not_spoil_the_end(make_server: ServerM
             assert client.answer().status == 431
             server.terminate()
             assert server.join() is None
+
+
+def test_connections_of_two_kinds_share_the_files(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2000, 2000))
+    one, each = most_connections(), most_connections(2)
+    assert 1000 < one < 2000 - SPARE_FILES
+    assert 2 * each in (one, one - 1)

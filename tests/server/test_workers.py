@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -153,8 +154,19 @@ class TestDeath:
         whole = LONG_STREAMS["/v1/chat/completions"] | {"stream": False}
         waiting = [server.send("/v1/chat/completions", whole, ALICE) for _ in range(NUM)]
         server.wait_for_stats(ADMIN, num_running=NUM)
+        sending = [raw(server) for _ in range(NUM)]
+        for each in sending:
+            each.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\n")
+            each.sendall(b"Content-Type: application/json\r\nContent-Length: 9000\r\n\r\n{")
+        time.sleep(0.2)  # the worker reads it
         for pid in before:
             os.kill(pid, signal.SIGKILL)
+        for each in sending:
+            with each:
+                for _ in range(4):
+                    each.sendall(b" " * 1000)
+                    time.sleep(0.05)
+                assert each.recv(64).split()[1] == b"503"
         for connection in waiting:
             with contextlib.closing(connection), connection.getresponse() as response:
                 assert response.status == 503

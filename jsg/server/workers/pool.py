@@ -389,9 +389,13 @@ class Workers:
             if state in (IDLE, NEW) and not self._is_closed:
                 self._serve(connection)
                 continue
-            with connection, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
                 connection.send(self._table.last_words(state, error))
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_WR)
+            if self._is_closed:
+                connection.close()
+            else:
+                self._begin(_close_later(connection))
 
     async def _ask_for_reports(self) -> None:
         """Asks all workers again and again, and ends those that have stood still for `--watchdog-timeout`."""
@@ -421,3 +425,9 @@ def _end_unread(process: asyncio.subprocess.Process, reading: asyncio.Task[None]
         logger.error("a message of a worker cannot be read; the worker is ended", exc_info=error)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+
+
+async def _close_later(connection: socket.socket) -> None:
+    """Closes a connection once a client that still sends has read the last words, which it might lose otherwise."""
+    with connection:
+        await asyncio.sleep(HttpLimits().linger_s)

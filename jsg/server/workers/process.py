@@ -18,7 +18,7 @@ from jsg.server.app import create_app
 from jsg.server.front import FrontDoor, public_name
 from jsg.server.garbage import collect_garbage
 from jsg.server.http.failures import failure_response
-from jsg.server.http.http_protocol import allow_more_files
+from jsg.server.http.http_protocol import ACCEPTED_AT_ONCE, allow_more_files
 from jsg.server.http.root_path import checked_root_path
 from jsg.server.opening import Directories, HttpServer, give_back_buffers, open_front
 from jsg.server.telemetry.telemetry import Telemetry
@@ -82,15 +82,17 @@ async def _take_connections(channel: socket.socket, http: HttpServer, client: Hu
         while True:
             await has_come.wait()
             has_come.clear()
+            beginning = []
             with contextlib.suppress(BlockingIOError):
-                while True:
+                while len(beginning) < ACCEPTED_AT_ONCE:
                     slot, fds, _, _ = socket.recv_fds(channel, SLOT.size, 1)
                     if not slot:
                         return
-                    if not fds:  # this process may open no more
+                    if fds:
+                        beginning.append(http.connect(socket.socket(fileno=fds[0]), slot=SLOT.unpack(slot)[0]))
+                    else:  # this process may open no more
                         client.give_back(SLOT.unpack(slot)[0], None)
-                    else:
-                        await http.connect(socket.socket(fileno=fds[0]), slot=SLOT.unpack(slot)[0])
+            await asyncio.gather(*beginning)
     finally:
         loop.remove_reader(channel.fileno())
 
