@@ -1,11 +1,12 @@
 """Measures the HTTP front: beside the engine alone, under 64 streams, with an engine that costs nothing, and scraped.
 
-    python -m bench.front [--only ttft,streams,null,scrape,tools,requests] [--seconds 60] [--output FILE]
+    python -m bench.front [--only ttft,streams,null,arrivals,scrape,tools,requests] [--seconds 60] [--output FILE]
 
 ttft     time to first token over HTTP and in process, in turns on one idle machine, with the embedded model
 streams  many concurrent streams of the embedded model: whether every token arrives, how late the event loop is, and the
          memory of both processes
 null     how many tokens per second the front streams on one core, with an engine that computes nothing
+arrivals how many requests of one token a second the front answers on one core, with the same engine
 scrape   processor time of the front for each scrape of `/metrics`, with the embedded model and the names of vLLM
 tools    processor time of the front for a chat with 20 tools, with an engine that computes nothing
 requests processor time of the front for a stream of one token, by the length of its prompt, with the same engine
@@ -43,7 +44,7 @@ from bench.serving.workloads import WORKLOADS, Shape, Writer
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 
-PARTS = ("ttft", "streams", "null", "scrape", "tools", "requests")
+PARTS = ("ttft", "streams", "null", "arrivals", "scrape", "tools", "requests")
 TINY_VOCAB = 1400
 WARM_UP = 20
 PROBE_PERIOD_S = 0.05
@@ -234,12 +235,13 @@ def measure_null(
         with _on_core(OTHER_CORE), served(arguments, module="bench.null_engine") as server:
             run, cpu_s, hub_s = _null_run(server, api, num_streams, num_tokens)
         _check_texts(run, num_tokens)
-        per_s, events_per_token = _steady_rate(run)
+        per_s, events_per_token, gap_s = _steady_rate(run)
         report.add(
             f"{name}, {steps_per_s * num_streams} tokens/s offered",
             "tokens/s",
             [per_s],
             events_per_token=events_per_token,
+            gap_p99_in_steps=gap_s * steps_per_s,
             front_cpu_share=cpu_s / run.wall_s,
             hub_share_of_it=hub_s / cpu_s if num_processes > 1 else None,
             client_cpu_share=run.cpu_s / run.wall_s,
@@ -272,15 +274,36 @@ def _check_texts(run: Run, num_tokens: int) -> None:
         assert outcome.reading.text.strip() == expected.strip(), "a stream is not what the engine made"
 
 
-def _steady_rate(run: Run) -> tuple[float, float]:
-    """Tokens per second while all streams ran, and events for each token."""
+def _steady_rate(run: Run) -> tuple[float, float, float]:
+    """While all streams ran: tokens a second, events a token, and the p99 of the seconds between events of a stream."""
     first = max(outcome.arrivals[0][0] for outcome in run.outcomes)
     last = min(outcome.arrivals[-1][0] for outcome in run.outcomes)
     events = sum(len(outcome.arrivals) for outcome in run.outcomes)
     tokens = sum(map(output_tokens, run.outcomes))
     # The number of tokens per event hardly changes, so the tokens of the middle are known from its events.
     inside = sum(first <= when <= last for outcome in run.outcomes for when, _ in outcome.arrivals)
-    return inside * (tokens / events) / (last - first), events / tokens
+    times = ([when for when, _ in outcome.arrivals if first <= when <= last] for outcome in run.outcomes)
+    gaps = [after - before for each in times for before, after in itertools.pairwise(each)]
+    return inside * (tokens / events) / (last - first), events / tokens, percentile(gaps, 99)
+
+
+def measure_arrivals(report: Report, rate: int, seconds: float) -> None:
+    """Sends so many requests per second of one token each, at equal distances, to an engine that costs nothing."""
+    arguments = ["--steps-per-second", "1000", "--front-core", str(FRONT_CORE)]
+    with _on_core(OTHER_CORE), served(arguments, module="bench.null_engine") as server:
+        target = Target(base_url=server.url, dialect=DIALECTS["openai-completions"], ask=Ask(model="null"))
+        before = server.front_cpu_s()
+        plan = Plan(arrival="uniform", rate=rate, num_requests=round(rate * seconds))
+        run = _load(target, Shape(unique_len=8, output_len=1), Writer(), plan)
+        cpu_s = server.front_cpu_s() - before
+    assert all(outcome.error is None for outcome in run.outcomes), "a request failed"
+    report.add(
+        f"requests of one token, {rate} a second offered",
+        "requests/s",
+        [len(run.outcomes) / run.wall_s],
+        front_cpu_share=cpu_s / run.wall_s,
+        client_cpu_share=run.cpu_s / run.wall_s,
+    )
 
 
 @contextlib.contextmanager
@@ -461,6 +484,7 @@ def main(arguments: list[str]) -> None:
         "--null-processes", type=int, nargs="+", default=[1], help="numbers of --front-processes in the part null"
     )
     parser.add_argument("--null-seconds", type=float, default=8.0, help="how long the part null offers each rate")
+    parser.add_argument("--arrivals", type=int, default=1000, help="requests per second in the part arrivals")
     parser.add_argument(
         "--null-apis",
         nargs="+",
@@ -480,6 +504,8 @@ def main(arguments: list[str]) -> None:
         for api in options.null_apis:
             for num_streams, num in itertools.product(options.null_streams, options.null_processes):
                 measure_null(report, api, num_streams, tuple(options.null_rates), options.null_seconds, num)
+    if "arrivals" in parts:
+        measure_arrivals(report, options.arrivals, options.null_seconds)
     if "scrape" in parts:
         measure_scrapes(report, options.scrape_seconds)
     if "tools" in parts:
