@@ -31,7 +31,7 @@ def stream(times: list[float], num_tokens: int) -> Outcome:
 
 def test_the_steady_rate_is_that_of_the_time_when_all_streams_run():
     run = Run([stream([0, 1, 2, 3, 4], 10), stream([2, 3, 4, 5, 6], 10)], 6.0, 0.0, [])
-    assert _steady_rate(run) == (6 * 2 / 2, 0.5)
+    assert _steady_rate(run) == (6 * 2 / 2, 0.5, 1.0)
 
 
 def test_a_percentile_of_buckets_has_a_bound():

@@ -23,7 +23,7 @@ from tests.server.threads import ServerMaker, ServerThread
 
 NUM, MOST = 2, 3
 ALICE, ADMIN = key("alice"), key("root")
-STREAMED = [path for path in PATHS if path in LONG_STREAMS]
+FIRST, *OTHERS = [path for path in PATHS if path in LONG_STREAMS]
 SHORT = {"text": "ab", "sampling_params": {"max_new_tokens": 4}}
 
 
@@ -133,7 +133,7 @@ class TestOneServer:
 
 
 class TestDeath:
-    @pytest.mark.parametrize("path", STREAMED)
+    @pytest.mark.parametrize("path", [FIRST, *(pytest.param(path, marks=pytest.mark.slow) for path in OTHERS)])
     def test_its_streams_end_with_an_error_and_others_go_on(self, server: ServerThread, path: str):
         before, counted = pids(), scrape(server.http)
         shorter = {"sampling_params": {"max_new_tokens": 300}} if path == "/generate" else {"max_tokens": 300}
@@ -149,6 +149,7 @@ class TestDeath:
         for name in ("jsg:generation_tokens_total", "jsg:prompt_tokens_total"):
             assert now.get(name) >= counted.get(name)
 
+    @pytest.mark.slow
     def test_a_request_without_a_response_is_answered(self, server: ServerThread):
         before, silent = pids(), raw(server)
         whole = LONG_STREAMS["/v1/chat/completions"] | {"stream": False}
@@ -179,6 +180,7 @@ class TestDeath:
         server.wait_for_stats(ADMIN, num_running=0)
         wait_for_workers(server)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("before", ["GET /health", "POST /generate", "100"])
     def test_later_requests_of_a_connection_are_answered_too(self, server: ServerThread, before: str):
         """One after a request that the hub answered, one that came together with another one, and one after a 100."""
@@ -223,6 +225,7 @@ class TestDeath:
         wait_for_workers(server)
 
 
+@pytest.mark.slow
 def test_an_end_in_order(server: ServerThread, make_server: ServerMaker):
     others = {*pids()}
     with make_server(server={"front_processes": NUM, "shutdown_timeout": 0.5}) as ending:
