@@ -4,7 +4,7 @@ It gives each line time, level and source, and writes it to the real stderr. Wha
 (`log.py`). What others write (C++, libraries, the interpreter) gets the time of its arrival, the level that its words
 suggest, and the source `other`. In the format `json` a record of several lines, such as a trace, is one object.
 
-Several engines start with the same options on the same machine. A warning that one of them has just written is left out
+Several engines, or workers, have the same options on the same machine. A warning that one has just written is left out
 where another one repeats it.
 
 It reads until the last of the processes has ended, so that the last words of one that crashes are there as well. It
@@ -28,14 +28,14 @@ HOLD_S = 1.0  # the longest time for which a record waits for more, where lines 
 MAX_LINE_BYTES = 2**16
 MAX_LINES = 1000  # of a record
 MAX_LEVEL_CHARS = 500  # of a line that are searched for its level
-REPEAT_S = 60.0  # for so long a warning of one engine is left out where another engine writes it
+REPEAT_S = 60.0  # for so long a warning of one engine or worker is left out where another one writes it
 MAX_WARNINGS = 1000  # that are remembered
 OTHER = "other"  # the source of lines that no logger of jsg has written
 
 _OWN = re.compile(
     rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w-]+)([:|]) (.*)", re.DOTALL
 )
-_ONE_OF_SEVERAL = re.compile(rb"engine-\d+")
+_ONE_OF_SEVERAL = re.compile(rb"(?:engine|worker)-\d+")
 _LINE_END = re.compile(rb"\r?\n|\r")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _GLOG = (
@@ -123,7 +123,7 @@ class Relay:
         self._add(at, level, source, text, is_more=mark == "|")
 
     def _is_repeated(self, level: bytes, source: bytes, mark: bytes, text: bytes) -> bool:
-        """Whether a line belongs to a warning that another engine has just written."""
+        """Whether a line belongs to a warning that another engine or worker has just written."""
         if _ONE_OF_SEVERAL.fullmatch(source) is None:
             return False
         if mark == b"|":

@@ -63,6 +63,7 @@ class TestRecords:
 
         same = [record(f"engine-{number}", "no home\n  as it is") for number in range(3)]
         assert said(*same) == [("engine-0", "no home\n  as it is")]
+        assert said(*(record(f"worker-{number}", "no effect") for number in (1, 2))) == [("worker-1", "no effect")]
         assert len(said(same[0], record("engine-1", "no home of mine"), same[0])) == 3, "another one, and its own again"
         assert len(said(record("engine-0", "it failed", "ERROR"), record("engine-1", "it failed", "ERROR"))) == 2
         assert len(said(record("engine", "late"), record("front", "late"))) == 2
