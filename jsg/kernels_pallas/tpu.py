@@ -7,7 +7,7 @@ and was compiled for TPU v4, v5e and v6e. No TPU has run it, so its speed is unk
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache, Sequences
 from jsg.window import Window
