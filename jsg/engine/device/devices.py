@@ -17,6 +17,7 @@ import jax
 from jax._src import xla_bridge  # JAX has no public way to ask whether it has started
 
 from jsg.engine.nvidia_smi import MIB, VISIBLE, Gpu, find_gpus, has_cuda_plugin, may_use_cuda, most_free, named_gpus
+from jsg.engine.tpu_chips import VISIBLE as CHIPS
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.extras import install_command
 
@@ -126,6 +127,11 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
         logger.warning(
             f"JAX sees {seen} GPUs and reserves memory on each, but this engine uses the first {count} only; "
             f"name those in {VISIBLE}"
+        )
+    if device.platform == "tpu" and seen > count:
+        logger.warning(
+            f"this process opened {seen} devices of a TPU, but this engine uses the first {count} only, and no other "
+            f"process can use the rest; raise --tp-size, start more engines with --dp-size, or name chips in {CHIPS}"
         )
     return Device(
         platform=device.platform,
