@@ -199,6 +199,15 @@ def chunks_of(inputs: AttentionInputs, num_tokens: int) -> Chunks | None:
     return chunks.list_chunks(inputs, num_tokens) if chunks.chosen(num_tokens) else None
 
 
+def with_sequences(inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs with their sequences, if `paged_attention` wants them, so that not every layer computes them anew."""
+    if best_implementation() != "tpu":
+        return inputs
+    from jsg.kernels_pallas import tpu
+
+    return inputs._replace(sequences=tpu.sequences_of(inputs))
+
+
 def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:
     """Writes keys whose first numbers are their values to the pool, in place if donated. See `latent_attention`.
 
