@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
@@ -110,6 +111,28 @@ def choose_tokens(
     return jnp.where(_is_broken(logits), -1, first_best(scores))
 
 
+def choose_needed(
+    logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables, masks: TokenMasks
+) -> Int[Array, " R"]:
+    """As `choose_tokens` with everything. What no row needs is left out while the program runs."""
+    temperature, vocab = inputs.numbers["temperature"], logits.shape[1]
+    has_thresholds = (inputs.top_k < vocab) | (inputs.numbers["top_p"] < 1) | (inputs.numbers["min_p"] > 0)
+    is_masked, is_drawn = jnp.any(masks.rows > 0), temperature > 0
+
+    def draw(scores: Float[Array, "R V"]) -> Float[Array, "R V"]:
+        return _perturbed(scores, inputs, None)
+
+    def draw_kept(scores: Float[Array, "R V"]) -> Float[Array, "R V"]:
+        is_kept = _is_kept(scores, jnp.max(scores, axis=-1), _divisor(inputs), inputs)
+        return _perturbed(scores, inputs, is_kept)
+
+    scores = lax.cond(is_masked, lambda x: jnp.where(allowed_tokens(masks, vocab), x, -jnp.inf), lambda x: x, logits)
+    scores = lax.cond(jnp.any(inputs.uses_tables), lambda x: _penalised(x, inputs, tables), lambda x: x, scores)
+    needed = jnp.any(is_drawn).astype(jnp.int32) + jnp.any(is_drawn & has_thresholds)
+    scores = lax.switch(needed, [lambda x: x, draw, draw_kept], scores)
+    return jnp.where(_is_broken(logits), -1, first_best(scores))
+
+
 def best_tokens(
     logits: Float[Array, "R part"], inputs: SamplingInputs, allowed: Bool[Array, "R V"] | None, *, is_sampled: bool
 ) -> Int[Array, " R"]:
@@ -162,6 +185,23 @@ def count_tokens(tables: PenaltyTables, inputs: SamplingInputs, tokens: Int[Arra
     """The tables after each row's new token."""
     counts = tables.output_counts.at[inputs.rows, jnp.maximum(tokens, 0)].add(1)
     return tables._replace(output_counts=counts)
+
+
+def needed_logprobs(
+    logits: Float[Array, "R V"],
+    tokens: Int[Array, " R"],
+    chosen: Int[Array, "R chosen"],
+    masks: TokenMasks,
+    num_top: int,
+) -> tuple[Logprobs, Float[Array, " R"]]:
+    """`token_logprobs` and `kept_mass`; zeros, which no row needs, where every chosen id is -1."""
+
+    def score() -> tuple[Logprobs, Float[Array, " R"]]:
+        mass = kept_mass(logits, allowed_tokens(masks, logits.shape[1]))
+        return token_logprobs(logits, tokens, chosen, num_top), mass
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(score))
+    return lax.cond(jnp.any(chosen >= 0), score, lambda: zeros)
 
 
 def token_logprobs(
