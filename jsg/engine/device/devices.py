@@ -57,7 +57,7 @@ class Device:
         why: Why the device was chosen.
         count: Devices of that kind that the engine uses together.
         capability: The compute capability of a GPU from NVIDIA, such as (9, 0); None for any other device.
-        is_here: Whether JAX has started on it. Programs can be compiled for a card that no machine at hand has.
+        described_bytes: The memory of a device that is not here; None if JAX has started on it.
     """
 
     platform: str
@@ -66,7 +66,7 @@ class Device:
     why: str
     count: int = 1
     capability: tuple[int, int] | None = None
-    is_here: bool = True
+    described_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Device:
         return f"{self.platform}: {self.kind}" if self.count == 1 else f"{self.platform}: {self.count} x {self.kind}"
 
     def __str__(self) -> str:
-        memory = ""
+        memory = "" if self.described_bytes is None else f", {self.described_bytes / 2**30:.1f} GiB"
         if self.gpu is not None:
             free = "free" if self.count == 1 else "free on the fullest"
             memory = f", {self.gpu.total_bytes / 2**30:.1f} GiB, {self.gpu.free_bytes / 2**30:.1f} GiB {free}"
