@@ -115,23 +115,17 @@ def choose_tokens(
 def choose_needed(
     logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables, masks: TokenMasks
 ) -> Int[Array, " R"]:
-    """As `choose_tokens` with everything. What no row needs is left out while the program runs."""
-    temperature, vocab = inputs.numbers["temperature"], logits.shape[1]
-    has_thresholds = (inputs.top_k < vocab) | (inputs.numbers["top_p"] < 1) | (inputs.numbers["min_p"] > 0)
-    is_masked, is_drawn = jnp.any(masks.rows > 0), temperature > 0
+    """As `choose_tokens` with everything. One of three branches runs: greedy, without tables, with all."""
 
-    def draw(scores: Float[Array, "R V"]) -> Float[Array, "R V"]:
-        return _perturbed(scores, inputs, None)
+    def choose(tables: PenaltyTables | None) -> Int[Array, " R"]:
+        return choose_tokens(logits, inputs, tables, allowed_tokens(masks, logits.shape[1]), is_sampled=True)
 
-    def draw_kept(scores: Float[Array, "R V"]) -> Float[Array, "R V"]:
-        is_kept = _is_kept(scores, jnp.max(scores, axis=-1), _divisor(inputs), inputs)
-        return _perturbed(scores, inputs, is_kept)
+    def choose_best() -> Int[Array, " R"]:
+        return choose_tokens(logits, inputs, None, is_sampled=False)
 
-    scores = lax.cond(is_masked, lambda x: jnp.where(allowed_tokens(masks, vocab), x, -jnp.inf), lambda x: x, logits)
-    scores = lax.cond(jnp.any(inputs.uses_tables), lambda x: _penalised(x, inputs, tables), lambda x: x, scores)
-    needed = jnp.any(is_drawn).astype(jnp.int32) + jnp.any(is_drawn & has_thresholds)
-    scores = lax.switch(needed, [lambda x: x, draw, draw_kept], scores)
-    return jnp.where(_is_broken(logits), -1, first_best(scores))
+    needs_more = jnp.any(masks.rows > 0) | jnp.any(inputs.numbers["temperature"] > 0)
+    branch = jnp.where(jnp.any(inputs.uses_tables), 2, needs_more.astype(jnp.int32))
+    return lax.switch(branch, [choose_best, lambda: choose(None), lambda: choose(tables)])
 
 
 def best_tokens(
