@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks what reads large data sets as slow, and puts the soak first. It is long: another worker runs the rest."""
     left_out = {str(ROOT / "tests" / folder): folder for folder in ELSEWHERE if not config.getoption(folder)}
     for item in items:
-        if folder := left_out.get(os.path.dirname(item.path)):  # as text, because comparing paths takes 50 times as long
+        if folder := left_out.get(os.path.dirname(item.path)):  # comparing paths takes 50 times as long as text
             item.add_marker(pytest.mark.skip(reason=f"compiled for devices that are not here by `make test-{folder}`"))
         if "shared_data" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)

@@ -1,4 +1,7 @@
-"""Tests that compile for TPUs, on any machine: `make test-tpu`. They need libtpu: see `ELSEWHERE` in `tests/conftest.py`."""
+"""Tests that compile for TPUs, on any machine: `make test-tpu`.
+
+They need libtpu, which is no part of the environment: see `ELSEWHERE` in `tests/conftest.py`.
+"""
 
 import importlib.util
 
