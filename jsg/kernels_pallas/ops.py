@@ -197,6 +197,15 @@ def chunks_of(inputs: AttentionInputs, num_tokens: int) -> Chunks | None:
     return chunks.list_chunks(inputs, num_tokens) if chunks.chosen(num_tokens) else None
 
 
+def with_sequences(inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs with their sequences, if `paged_attention` wants them, so that not every layer computes them anew."""
+    if best_implementation() != "tpu":
+        return inputs
+    from jsg.kernels_pallas import tpu
+
+    return inputs._replace(sequences=tpu.sequences_of(inputs))
+
+
 def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:
     """Writes keys whose first numbers are their values to the pool, in place if donated. See `latent_attention`.
 
@@ -608,9 +617,14 @@ def kept_threshold(
         top_p: Probability mass to keep; 1 or more keeps all.
         implementation: "triton", "reference", or None for the best that works here.
     """
-    if (implementation or best_implementation()) == "triton":
-        from jsg.kernels_pallas import token_threshold as kernel
-
+    match implementation or best_implementation():
+        case "triton":
+            from jsg.kernels_pallas import token_threshold as kernel
+        case "tpu":
+            from jsg.kernels_pallas import vmem_threshold as kernel
+        case _:
+            kernel = None
+    if kernel is not None:
         return kernel.kept_threshold(logits, largest, temperature, top_k, top_p, interpret=_interprets())
     return reference_threshold.kept_threshold(logits, largest, temperature, top_k, top_p)
 

@@ -4,45 +4,31 @@ The kernel is the library's. This file makes its arguments and refuses what it c
 and was compiled for TPU v4, v5e and v6e. No TPU has run it, so its speed is unknown.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache
+from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache, Sequences
 from jsg.window import Window
 
-QUERY_BLOCK = 32
-"""Packed tokens in one program of the kernel: the library's default for cases that are not in its tables."""
+DECODE_QUERY_BLOCK = 2
+"""Packed tokens in one program of the kernel in a step without tiles. Each is of another sequence, for whose keys the
+kernel computes all of them. With 32/8 heads the loop over `KEY_BLOCK` keys has 1 771 bundles (v5e) and 1 816 (v6e);
+with 8 tokens 2 428 and 2 339, with 32 5 258 and 4 448, with one 1 846 on v6e."""
+EXTEND_QUERY_BLOCK = 128
+"""Likewise in a step with tiles, where each block reads all keys of its sequence: the more, the fewer times."""
 KEY_BLOCK = 512
 """Keys that are fetched at a time. With 8 key-value heads in bfloat16 and two buffers they take 4 MiB of vector memory.
 The library's own choice for small pages, 128 pages, is more than a kernel may have (compiled for v5e)."""
 MAX_PAGES_PER_BLOCK = 32
 """Each page is a copy of its own, and the code of the kernel has each copy."""
-MIN_PAGE_SIZE = 16
-"""The smallest page that the library recommends."""
+MIN_PAGE_SIZE = 64
+"""The smallest page by default. With pages of 16 the copies of `KEY_BLOCK` keys take 450 bundles more (v6e)."""
+VMEM_BYTES = 2**25
+"""What the kernel may take of vector memory: `EXTEND_QUERY_BLOCK` tokens of 32 heads need more than the default."""
 PAGE_TABLE_BYTES = 2**20 - 2**16
 """Room for the page table in a TPU's scalar memory of 1 MiB, which holds the whole table."""
-
-
-class Sequences(NamedTuple):
-    """A step in the kernel's form: the packed tokens of each sequence stand together, one sequence after another.
-
-    Attributes:
-        pages: Pages of each sequence, in order of position.
-        kv_lens: Keys of each sequence, with its new tokens.
-        starts: Index of each sequence's first packed token. A sequence ends where the next one starts.
-        num_sequences: The number of real sequences, which come first. Never 0: see `sequences_of`.
-        num_tokens: The number of real packed tokens.
-    """
-
-    pages: Int[Array, "M C"]
-    kv_lens: Int[Array, " M"]
-    starts: Int[Array, " M+1"]
-    num_sequences: Int[Array, " 1"]
-    num_tokens: Int[Array, ""]
 
 
 def paged_attention(
@@ -57,7 +43,7 @@ def paged_attention(
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Accumulates in float32 and returns the queries' dtype.
 
-    Grid: (blocks of heads, blocks of `QUERY_BLOCK` tokens), in order. A program goes over the sequences that have a
+    Grid: (blocks of heads, blocks of tokens), in order. A program goes over the sequences that have a
     token in its block, and for each over its keys, `KEY_BLOCK` at a time. They are fetched page by page into one of two
     buffers while the other is computed on. Page table and lengths lie in scalar memory, and the pool stays in HBM. Keys
     after a token, before its window and beyond the sequence are masked. A token of another sequence is not stored to.
@@ -75,7 +61,7 @@ def paged_attention(
     if len(cache) != 1:
         raise NotImplementedError("the TPU kernel wants the key and the value of a head side by side in one array")
     (pool,) = cache
-    sequences = sequences_of(inputs)
+    sequences = sequences_of(inputs) if inputs.sequences is None else inputs.sequences
     _check(queries, pool, sequences)
     page_size, columns = pool.shape[1], sequences.pages.shape[1]
     out = ragged_paged_attention(
@@ -89,7 +75,8 @@ def paged_attention(
         sliding_window=window and window.length,
         soft_cap=softcap,
         num_kv_pages_per_block=min(KEY_BLOCK // page_size, MAX_PAGES_PER_BLOCK, columns),
-        num_queries_per_block=min(QUERY_BLOCK, len(queries)),
+        num_queries_per_block=min(EXTEND_QUERY_BLOCK if len(inputs.tile_rows) else DECODE_QUERY_BLOCK, len(queries)),
+        vmem_limit_bytes=VMEM_BYTES,
     )
     is_real = jnp.arange(len(queries)) < sequences.num_tokens  # the kernel does not write the others
     return jnp.where(is_real[:, None, None], out, 0)

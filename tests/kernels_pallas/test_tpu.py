@@ -227,13 +227,13 @@ def test_the_reference_reads_the_pool_that_the_kernel_wants(monkeypatch: pytest.
 def test_pages_are_larger_on_a_tpu_unless_somebody_says():
     assert ops.default_page_size(257, 8192) == 1
     with jax.sharding.use_abstract_mesh(TPU):
-        assert ops.default_page_size(257, 8192) == 16
+        assert ops.default_page_size(257, 8192) == 64
 
 
 def test_a_smaller_page_would_leave_no_room_for_the_page_table():
-    for rows, context_len, page_size in ((257, 8192, 16), (257, 32_768, 64), (257, 131_072, 256), (9, 8192, 16)):
+    for rows, context_len, page_size in ((257, 8192, 64), (257, 32_768, 64), (257, 131_072, 256), (9, 8192, 64)):
         assert tpu.smallest_page_size(rows, context_len) == page_size
-        if page_size > 16:
+        if page_size > 64:
             assert 4 * rows * context_len / (page_size / 2) > 2**20 * 15 / 16
 
 
@@ -378,8 +378,8 @@ def tpu_mesh(monkeypatch: pytest.MonkeyPatch, no_compile_cache: None) -> Callabl
 def test_compiles_for_a_tpu_in_place(topology: str, key: BucketKey, lower: Lower, tpu_mesh):
     mesh = tpu_mesh(topology)
     compiled = lower(key, mesh.abstract_mesh, NamedSharding(mesh, PartitionSpec())).compile()
-    pools, text = f"[{NUM_PAGES},16,16,128]", compiled.as_text()
-    assert compiled.memory_analysis().alias_size_in_bytes >= NUM_LAYERS * 2 * NUM_PAGES * 16 * 16 * 128
+    pools, text = f"[{NUM_PAGES},64,16,128]", compiled.as_text()
+    assert compiled.memory_analysis().alias_size_in_bytes >= NUM_LAYERS * 2 * NUM_PAGES * 64 * 16 * 128
     assert pools in text
     assert not re.findall(rf"{re.escape(pools)}\S* (?:copy|copy-start|convert|transpose)\(", text)
 
