@@ -138,7 +138,7 @@ class SamplingParams:
             output is complete.
         jump_forward: What to do where the grammar allows only one text: "draft" proposes its tokens and lets the model
             verify them, "retokenize" appends them, "off" generates them one by one. None is the engine's default.
-        speculative: Whether drafts are copied from what prompt, prefix and namespace had before: "auto" where that gains
+        speculative: Whether drafts are copied from what prompt, prefix and namespace had before: "auto" where it saves
             time, or "off". None is the engine's default.
         return_constraint: Report in `RequestOutput.constraint` what the grammar did.
     """

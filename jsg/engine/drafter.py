@@ -97,7 +97,6 @@ class Drafter:
         self._scans_left = MOST_SCANNED
         self._num_proposed = dict.fromkeys(Source, 0)
         self._num_taken = dict.fromkeys(Source, 0)
-        self._num_refused = 0
 
     def must_know_tokens(self, running: Sequence[RunningRequest], max_rows: int) -> bool:
         """Whether the next step may have drafts that are worth it, so that it must wait for the tokens of this one."""
@@ -169,7 +168,9 @@ class Drafter:
     def _new_outlook(self, running: RunningRequest) -> Outlook:
         sampling = running.request.sampling
         is_on = self._is_on if sampling.speculative is None else sampling.speculative != "off"
-        retokenizes = self._grammars.jump_of(running.request) == "retokenize"  # its appended tokens depend on nothing else
+        retokenizes = (
+            self._grammars.jump_of(running.request) == "retokenize"
+        )  # its appended tokens depend on nothing else
         can_draft = is_on and not retokenizes and not needs_tables(sampling)  # the device counts penalties of no draft
         return Outlook(Estimates(self._estimates.of(running.namespace)), can_draft)
 
@@ -249,11 +250,11 @@ class Drafter:
 
     def stats(self) -> dict[str, int]:
         """Totals: see `protocol.CORE_STATS`."""
-        proposed = {f"num_drafts_{source.name.lower()}": count for source, count in self._num_proposed.items()}
-        taken = {f"num_drafts_taken_{source.name.lower()}": count for source, count in self._num_taken.items()}
         return {
-            "num_drafts": sum(proposed.values()),
-            "num_drafts_taken": sum(taken.values()),
-            **proposed,
-            **taken,
+            "num_drafts": sum(self._num_proposed.values()),
+            "num_drafts_taken": sum(self._num_taken.values()),
+            **{f"num_drafts_{source.label}": count for source, count in self._num_proposed.items()},
+            **{f"num_drafts_taken_{source.label}": count for source, count in self._num_taken.items()},
+            "num_gate_open": self._gate.num_open,
+            "num_gate_shut": self._gate.num_shut,
         }

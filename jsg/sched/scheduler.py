@@ -173,7 +173,9 @@ class Scheduler:
             # Within the round, branches are made of the joined requests that wait.
             to_come = self._config.max_running if len(self.joins) else len(self.waiting)
             most_entries = min(self._config.max_running, len(self.running) + to_come)
-            budget -= add_drafts(decoding, proposals, self.table, self._config.buckets, self.gate, most_entries, max_rows)
+            budget -= add_drafts(
+                decoding, proposals, self.table, self._config.buckets, self.gate, most_entries, max_rows
+            )
         chunks = self._plan_prefill(budget, now_s)
         while not decoding and not chunks and (self.running or len(self.joins)):
             if self._num_in_flight or self.joins.fresh or not self._give_way():

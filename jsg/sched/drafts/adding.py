@@ -72,6 +72,8 @@ def _worth(
         return [*map(max, sure, likely)], buckets.max_rows
     least = buckets.rows_worth(num_rows, num_rows + sum(sure), max_rows) if sum(sure) else 0
     choice = gate.choose(num_rows, [each.chances for each in proposed], max_rows)
+    gate.num_open += choice is not None
+    gate.num_shut += choice is None and any(each.chances for each in proposed)
     if choice is None:
         return sure, least
     return [*map(max, sure, choice.counts)], max(least, choice.num_rows)

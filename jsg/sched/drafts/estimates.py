@@ -10,14 +10,27 @@ class Source(enum.IntEnum):
     """Where a proposed token comes from, in the order in which sources are asked."""
 
     FORCED = 0
-    """The grammar allows one text only."""
     TREE = 1
-    """The radix tree has the text, and more."""
     TEXT = 2
-    """Prompt and output of the request."""
     PAST = 3
-    """Earlier outputs in the namespace."""
 
+    @property
+    def label(self) -> str:
+        """Its name in metrics."""
+        return self.name.lower()
+
+    @property
+    def text(self) -> str:
+        """What tokens of it are, as a clause for people."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    Source.FORCED: "that a grammar forced",
+    Source.TREE: "that follow the same text in the radix tree",
+    Source.TEXT: "that were copied from prompt or output of the same request",
+    Source.PAST: "that were copied from past outputs of the namespace",
+}
 
 CLASSES = LONGEST.bit_length() + 1
 """Tokens are counted by source, and by how many tokens before them are equal: 0, 1, 2 to 3, 4 to 7, 8 to 15, more."""

@@ -41,6 +41,8 @@ class Gate:
     Attributes:
         to_measure: The shapes whose cost is not known yet.
         seconds: The costs that are known.
+        num_open: Steps in which drafts were worth it.
+        num_shut: Steps in which some were proposed, and none was worth it.
     """
 
     def __init__(self, buckets: Buckets):
@@ -52,6 +54,7 @@ class Gate:
         self._gains: dict[tuple[int, int], bool] = {}
         self.to_measure = [*self._plain, *self._drafted]
         self.seconds: dict[BucketKey, float] = {}
+        self.num_open = self.num_shut = 0
 
     def note(self, key: BucketKey, seconds: float) -> None:
         """Notes what a step of a shape takes: of a decode step how much later the next one ends, and else its time.
