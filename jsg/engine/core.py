@@ -138,7 +138,7 @@ class EngineCore:
             self._num_generated += len(output.token_ids)
             if output.finish is not None:
                 self.grammars.forget(output.rid)
-                self._drafter.forget(output.rid)
+                self._drafter.end(output.rid)
         return self._gatherer.gather(outputs)
 
     def _must_commit_first(self) -> bool:
@@ -182,9 +182,7 @@ class EngineCore:
         self._in_flight = None  # after the read, so that an error of the device is raised by the next step too
         self.grammars.accept(flight.batch, result)
         self._drafter.accept(flight.batch, result)
-        outputs = self.scheduler.commit(flight.batch, result)
-        self._drafter.end(flight.batch)
-        return outputs
+        return self.scheduler.commit(flight.batch, result)
 
     def refuse_overdue(self) -> list[Refusal]:
         """Removes the requests that have waited longer than `--queue-timeout` for their first step."""
@@ -209,7 +207,7 @@ class EngineCore:
                 return self._tree_log.look(call.cursor, with_tokens=call.with_tokens) | {"pool": self._pool()}
 
     def flush_cache(self) -> bool:
-        """Forgets every cached prefix, even held ones, and encoded images.
+        """Forgets every cached prefix, even held ones, encoded images, and the outputs that drafts are copied from.
 
         Returns:
             False, without any change, while requests run or wait.
@@ -218,6 +216,7 @@ class EngineCore:
             return False
         self.scheduler.break_holds(len(self.scheduler.holds))
         self.scheduler.table.vision.reset()
+        self._drafter.flush()
         return self._cache.reset()
 
     def _end_stale_step(self) -> bool:

@@ -8,8 +8,6 @@ is counted even where none was drafted. So a request for which copying does not 
 """
 
 import dataclasses
-import itertools
-import operator
 from collections.abc import Iterable, Sequence
 from typing import final
 
@@ -20,9 +18,9 @@ from jsg.engine.device.packing import needs_tables
 from jsg.engine.grammars.constraints import Constraints
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.drafts.estimates import Estimates, Kind, Source, kind_of
-from jsg.sched.drafts.gate import Gate
+from jsg.sched.drafts.gate import LEAST_CHANCE, Gate
 from jsg.sched.drafts.sources import LONGEST, ByNamespace, PastOutputs, copied, last_repeat
-from jsg.sched.request import RequestState, RunningRequest
+from jsg.sched.request import RunningRequest
 
 MOST_AHEAD = 64
 """Tokens that are looked ahead."""
@@ -30,8 +28,8 @@ PAST_TOKENS = 2**15
 """Tokens of past outputs of a namespace that are kept."""
 MOST_SCANNED = 2**18
 """Tokens of texts in which a step looks for repeats: 0.1 ms."""
-PATIENCE = 4
-"""A text in which nothing repeats is searched again after so many tokens."""
+UNLIKELY, PATIENCE = 0.3, 4
+"""After a search that found nothing with at least this chance, texts are searched again after so many tokens."""
 FORCED = kind_of(Source.FORCED, 0)
 
 
@@ -40,6 +38,7 @@ class Outlook:
     """What a request is expected to say next.
 
     Attributes:
+        running: The request.
         estimates: How often this came true.
         can_draft: Whether it may have drafts beside forced ones.
         num_known: The tokens that it had when it was looked at.
@@ -49,6 +48,7 @@ class Outlook:
         drafted: The kinds of the tokens that were proposed last.
     """
 
+    running: RunningRequest
     estimates: Estimates
     can_draft: bool
     num_known: int = 0
@@ -58,8 +58,17 @@ class Outlook:
     drafted: list[Kind] = dataclasses.field(default_factory=list)
 
     def chances(self, kinds: Iterable[Kind]) -> list[float]:
-        """For tokens of these kinds one after another, the chance of each that it and all before it come true."""
-        return [*itertools.accumulate(map(self.estimates.chance, kinds), operator.mul)]
+        """For tokens of these kinds one after another, the chance of each that it and all before it come true.
+
+        Those that no step would have are left out.
+        """
+        found, chance = list[float](), 1.0
+        for kind in kinds:
+            chance *= self.estimates.chance(kind)
+            if chance < LEAST_CHANCE:
+                break
+            found.append(chance)
+        return found
 
 
 @final
@@ -102,9 +111,9 @@ class Drafter:
         """Whether the next step may have drafts that are worth it, so that it must wait for the tokens of this one."""
         if self._grammars.must_know_tokens(running):
             return True
-        decoding = [each for each in running if each.place is not None and not each.place.is_prefilling]
-        if not self._gate.may_gain(len(decoding), max_rows):
+        if not self._gate.may_gain(len(running), max_rows):
             return False
+        decoding = [each for each in running if each.place is not None and not each.place.is_prefilling]
         chances = [self._chances_behind(each) for each in decoding]
         return any(chances) and self._gate.choose(len(decoding), chances, max_rows) is not None
 
@@ -119,12 +128,11 @@ class Drafter:
         """Tokens that may follow, of each request that decodes and has nothing in flight, by rid."""
         self._scans_left = MOST_SCANNED
         found: dict[str, Proposal] = {}
-        if max_rows <= 0:
+        may_gain = self._gate.may_gain(len(running), max_rows)
+        if not may_gain and not self._grammars.has_requests:
             return found
-        decoding = [each for each in running if each.place is not None and not each.place.is_prefilling]
-        may_gain = self._gate.may_gain(len(decoding), max_rows)
-        for each in decoding:
-            if each.place is None or each.place.num_in_flight:
+        for each in running:
+            if each.place is None or each.place.is_prefilling or each.place.num_in_flight:
                 continue
             proposal = self._grammars.forced(each, max_rows)
             if may_gain and (proposal is None or not proposal.is_forced):
@@ -142,12 +150,13 @@ class Drafter:
         if not outlook.can_draft:
             ahead = []
         ahead = ahead[: max(min(most, running.num_to_come - 1, MOST_AHEAD) - len(forced), 0)]
+        ahead = ahead[: len(outlook.chances(kinds))]
         if ahead and running.request.sampling.grammar is not None:
             ahead = ahead[: self._grammars.num_allowed(running, forced + ahead) - len(forced)]
         outlook.drafted = [FORCED] * len(forced) + kinds[: len(ahead)]
-        if not ahead:
-            return sure
-        return Proposal((*forced, *ahead), False, len(forced), tuple(outlook.chances(outlook.drafted)))
+        chances = outlook.chances(outlook.drafted)
+        tokens = (*forced, *ahead)[: max(len(chances), len(forced))]
+        return Proposal(tokens, False, len(forced), tuple(chances)) if tokens else None
 
     def _look(self, running: RunningRequest) -> Outlook:
         """What a request is expected to say behind its known tokens. Counts what was expected before and has come."""
@@ -161,18 +170,17 @@ class Drafter:
         outlook.num_known = running.num_known
         if len(outlook.tokens) < MOST_AHEAD // 2 and outlook.can_draft and running.num_known >= outlook.next_search:
             outlook.tokens, outlook.kinds = self._search(running, outlook, [])
-            if not outlook.tokens:
+            if not outlook.tokens or outlook.estimates.chance(outlook.kinds[0]) < UNLIKELY:
                 outlook.next_search = running.num_known + PATIENCE
         return outlook
 
     def _new_outlook(self, running: RunningRequest) -> Outlook:
         sampling = running.request.sampling
         is_on = self._is_on if sampling.speculative is None else sampling.speculative != "off"
-        retokenizes = (
-            self._grammars.jump_of(running.request) == "retokenize"
-        )  # its appended tokens depend on nothing else
-        can_draft = is_on and not retokenizes and not needs_tables(sampling)  # the device counts penalties of no draft
-        return Outlook(Estimates(self._estimates.of(running.namespace)), can_draft)
+        # Appended tokens are part of the answer, so they must follow from it alone. And the device counts penalties of no
+        # draft.
+        can_draft = is_on and self._grammars.jump_of(running.request) != "retokenize" and not needs_tables(sampling)
+        return Outlook(running, Estimates(self._estimates.of(running.namespace)), can_draft)
 
     @staticmethod
     def _learn(outlook: Outlook, came: Sequence[int]) -> None:
@@ -237,16 +245,16 @@ class Drafter:
             self._num_proposed[source] += 1
             self._num_taken[source] += index < num_taken
 
-    def end(self, batch: Batch) -> None:
-        """Keeps the outputs of requests that ended with a step, and forgets what it knew of them."""
-        for entry in batch.entries:
-            running = entry.running
-            if running.state is RequestState.ENDED and (self._outlooks.pop(running.request.rid, None)) is not None:
-                self._past.of(running.namespace).add(running.tokens[running.num_prompt : running.num_known])
+    def end(self, rid: str) -> None:
+        """Keeps the output of a request that has ended, and forgets what it knew of it."""
+        if (outlook := self._outlooks.pop(rid, None)) is not None:
+            running = outlook.running
+            self._past.of(running.namespace).add(running.tokens[running.num_prompt : running.num_known])
 
-    def forget(self, rid: str) -> None:
-        """Forgets a request that has ended."""
-        self._outlooks.pop(rid, None)
+    def flush(self) -> None:
+        """Forgets past outputs, and how good proposals were."""
+        self._past.clear()
+        self._estimates.clear()
 
     def stats(self) -> dict[str, int]:
         """Totals: see `protocol.CORE_STATS`."""

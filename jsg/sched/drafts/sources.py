@@ -7,6 +7,7 @@ have to be built for each prompt first, and takes many times its memory.
 
 import collections
 import itertools
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
@@ -73,7 +74,7 @@ class PastOutputs:
 class ByNamespace[T]:
     """A value for each namespace, of the last `MOST_NAMESPACES` that were asked for. One never sees that of another."""
 
-    def __init__(self, make: "collections.abc.Callable[[], T]"):
+    def __init__(self, make: Callable[[], T]):
         self._make = make
         self._values: collections.OrderedDict[str, T] = collections.OrderedDict()
 
@@ -86,6 +87,10 @@ class ByNamespace[T]:
             for oldest in [*itertools.islice(self._values, max(len(self._values) - MOST_NAMESPACES, 0))]:
                 del self._values[oldest]
         return self._values[namespace]
+
+    def clear(self) -> None:
+        """Drops all values."""
+        self._values.clear()
 
 
 def copied(text: np.ndarray, start: int, most: int) -> list[int]:
