@@ -30,14 +30,14 @@ def last_repeat(text: np.ndarray, tail: np.ndarray) -> tuple[int, int]:
         not even one is.
     """
     places = np.flatnonzero(text == tail[-1])
-    length = 0
+    newest = length = 0
     while len(places):
-        length, found = length + 1, int(places[-1])
+        newest, length = int(places[-1]) + 1, length + 1
         if length == min(LONGEST, len(tail)):
             break
         places = places[places >= length]
         places = places[text[places - length] == tail[-1 - length]]
-    return (found + 1, length) if length else (0, 0)
+    return newest, length
 
 
 @final
