@@ -60,7 +60,7 @@ MAX_LOGPROB_CHANGE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 log-probabilities of two tokens differ by less than twice this. The values of 16 bits were not measured on a GPU."""
 GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
 FILE_CONTENTS = "in a .json file a list means choices, and an object of type structural_tag means a structural tag"
-CARDS = tuple(sorted(file.stem for file in pathlib.Path(__file__).parent.glob("engine/device/targets/*.txtpb")))
+TARGETS = tuple(sorted(file.stem for file in pathlib.Path(__file__).parent.glob("engine/device/targets/*")))
 CONFIG_HELP = (
     "A YAML file with options of 'jsg serve', such as 'page-size: 16'. What the command line gives too is taken from "
     "there. Other commands leave out the options of the server."
@@ -176,9 +176,9 @@ def command_line() -> argparse.ArgumentParser:
     precompile.add_argument(
         "--target",
         default="",
-        metavar="CARDS",
-        help="NVIDIA cards, separated by commas, for which to compile without having one, each in a folder of its name "
-        f"in DIR: {', '.join(CARDS)} (default: this machine's device, in DIR itself)",
+        metavar="TARGETS",
+        help="NVIDIA cards and TPUs, separated by commas, for which to compile without having one, each in a folder of "
+        f"its name in DIR: {', '.join(TARGETS)} (default: this machine's device, in DIR itself)",
     )
     precompile.add_argument("--log-format", default=argparse.SUPPRESS, choices=LOG_FORMATS, help=LOG_FORMAT_HELP)
     _add_convert_command(commands)
@@ -504,15 +504,15 @@ def _read_message() -> str | None:
 
 
 def _compile(config: EngineConfig, directory: pathlib.Path, target: str, log: ServerLog) -> int:
-    """Compiles for this machine's device, or for each of these cards."""
+    """Compiles for this machine's device, or for each of these targets."""
     names = [name.strip() for name in target.split(",") if name.strip()]
-    if wrong := sorted(set(names).difference(CARDS)):
-        raise ConfigError(f"--target must name some of {', '.join(CARDS)}, but got {', '.join(wrong)}; correct it")
+    if wrong := sorted(set(names).difference(TARGETS)):
+        raise ConfigError(f"--target must name some of {', '.join(TARGETS)}, but got {', '.join(wrong)}; correct it")
     if config.programs is not None:
         raise ConfigError("--programs is for a start, but 'jsg compile' makes them anew; leave it out")
     if config.nnodes > 1:
         raise ConfigError("'jsg compile' compiles for one host, but --nnodes is above 1; leave it out")
-    if names:  # before JAX starts: there is no driver that its plugin could ask
+    if names:  # before JAX starts: there is no driver that the plugin for CUDA could ask
         os.environ["JAX_PLATFORMS"], os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "cpu", "1"
     from jsg.engine.precompile import precompile
     from jsg.server.progress import StartDisplay

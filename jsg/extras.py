@@ -5,6 +5,7 @@ EXTRAS = {
     "cuda": "'jax[cuda13]'",
     "openai": "openai",
     "otel": "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+    "tpu": "'jax[tpu]'",
     "video": "av",
 }
 """Name → what the extra brings, as a shell reads it."""

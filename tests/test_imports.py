@@ -20,7 +20,8 @@ HOST_PACKAGES = "cache lang sched constrained processing speech server engine/ch
 HOST_MODULES = (
     "jsg jsg.errors jsg.extras jsg.types jsg.sources jsg.parameters jsg.config jsg.option_sources jsg.cli jsg.compat "
     "jsg.testing jsg.ray.child jsg.ray.directory jsg.ray.options jsg.ray.relay jsg.ray.scaling jsg.byte_cache "
-    "jsg.engine.media_reader jsg.engine.nvidia_smi jsg.engine.private_directory jsg.engine.find jsg.models.image_layout"
+    "jsg.engine.media_reader jsg.engine.nvidia_smi jsg.engine.private_directory jsg.engine.tpu_chips jsg.engine.find "
+    "jsg.models.image_layout"
 ).split()
 DEVICE_FILES = ("cache/pool.py",)  # in a host package, but on the device side
 DEVICE_LIBRARIES = ("jax", "jaxlib", "flax", "orbax")

@@ -20,7 +20,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bench.nvidia import machine_code
-from jsg.engine.device.cards import Card, card, mesh_of, traced_for
+from jsg.engine.device.cards import Card, card, mesh_of
+from jsg.engine.device.targets import traced_for
 
 CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
 ADDRESSES = "kDynamicSliceFusion"

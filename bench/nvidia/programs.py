@@ -173,7 +173,7 @@ def make_model(
         return make_state(settings, pool._replace(states=states), rows)
 
     state = jax.eval_shape(begin, rows)
-    device = card_of(card).device(num_devices, "it is compiled for")
+    device = card_of(card).target.device(num_devices, "it is compiled for")
     rounds_rows = quantization == "fp8" and multiplies_e4m3(device, fp8_products)
     options_of = ("none" if rounds_rows else quantization) if options_of is None else options_of
     programs = CardExecutables(card, config.hidden_size, options_of, num_devices, num_groups)

@@ -11,7 +11,7 @@ import re
 
 from bench.nvidia.work import Kind, Work
 from bench.tp.interconnect import RING_SHARE
-from jsg.engine.device.cards import TARGETS
+from jsg.engine.device.targets import TARGETS
 
 PEAK_TFLOPS = {
     "a100_80gb": 312,

@@ -286,7 +286,7 @@ def _fits(config: EngineConfig, directory: Path, model: ModelSpec, embedder: Emb
         return [Fit(card=name, refusal=str(error), **options) for name in cards.NAMES]
     found = []
     for name in cards.NAMES:
-        device = cards.card(name).device(config.tp_size, "it is judged without one")
+        device = cards.card(name).target.device(config.tp_size, "it is judged without one")
         options["rounds_rows"] = False
         try:
             settings = settle(config, directory, device, None, (model, embedder))

@@ -1,4 +1,4 @@
-"""`jsg compile`: all programs of a model, for this machine's device or for NVIDIA cards that are not here."""
+"""`jsg compile`: all programs of a model, for this machine's device or for others that are not here."""
 
 import dataclasses
 import functools
@@ -11,10 +11,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Progress
-from jsg.engine.device import program_store
-from jsg.engine.device.cards import Card, card, mesh_of, traced_for
+from jsg.engine.device import cards, program_store, tpus
 from jsg.engine.device.executables import Executables, no_compilation_cache
 from jsg.engine.device.programs import Programs
+from jsg.engine.device.targets import Target, traced_for
 from jsg.engine.find import find_model
 from jsg.engine.grammars.kernel_folder import KernelFolder
 from jsg.engine.startup import (
@@ -42,7 +42,7 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
         config: The options of those starts.
         directory: The folder to make.
         report: Is told how far it is.
-        target: The NVIDIA card that will run them, as `cards.NAMES` has it; None for this machine's device.
+        target: What will run them, of `cards.NAMES` or `tpus.NAMES`; None for this machine's device.
 
     Raises:
         JsgError: As `start`, or the directory cannot be written.
@@ -51,12 +51,13 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
     kernels = KernelFolder(kernel_cache_of(config))
     kernels.begin()
     config = dataclasses.replace(config, programs=None, disable_compilation_cache=True)
-    mesh, make = None, Executables
+    mesh, make, found = None, Executables, None
     if target is not None:
-        mesh = mesh_of(target, config.tp_size, config.ep_size)
+        found = tpus.target(target) if target in tpus.NAMES else cards.card(target).target
+        mesh = found.mesh(config.tp_size, config.ep_size)
         make = functools.partial(_TargetExecutables, mesh, target)
     with no_compilation_cache(), traced_for(mesh):
-        settings = begin(config, report) if target is None else _begin_for(config, card(target), mesh)
+        settings = begin(config, report) if found is None else _begin_for(config, found, mesh)
         executables = make_executables(settings, make)
         plan = make_plan(settings, executables)
         report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
@@ -71,9 +72,9 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
     kernels.wait()
 
 
-def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> Settings:
-    """As `begin`, for cards that are not here. JAX starts on this machine's processor."""
-    device = card.device(config.tp_size, "programs are compiled for it")
+def _begin_for(config: EngineConfig, target: Target, mesh: Mesh | None) -> Settings:
+    """As `begin`, for devices that are not here. JAX starts on this machine's processor."""
+    device = target.device(config.tp_size, "programs are compiled for it")
     settings = settle(config, find_model(config), device, None)
     return dataclasses.replace(settings, mesh=mesh if config.tp_size > 1 else None)
 
@@ -81,14 +82,14 @@ def _begin_for(config: EngineConfig, card: Card, mesh: Mesh | None) -> Settings:
 class _TargetExecutables(Executables):
     """Executables that are only compiled, for devices that are not here."""
 
-    def __init__(self, target: Mesh, card: str, **options: Any):
+    def __init__(self, target: Mesh, name: str, **options: Any):
         super().__init__(**options)
         self._target = target
-        self._card_name = card
+        self._target_name = name
 
     @property
     def _device_name(self) -> str:
-        return self._card_name
+        return self._target_name
 
     def _over_devices(
         self, fn: Callable[..., Any], args: tuple[Any, ...], out_specs: Any

@@ -166,7 +166,7 @@ class Settings:
             device = f"{self.device.count} of compute capability {'.'.join(map(str, self.device.capability))}"
         model = hashlib.sha256(repr((self.model, self.model.names.kept)).encode()).hexdigest()[:16]
         named = {option(name): str(value) for name, value in options.items()}
-        return code_identity() | {"device": device, "a model of shape": model} | named
+        return code_identity([self.platform]) | {"device": device, "a model of shape": model} | named
 
     def runner_config(self) -> RunnerConfig:
         """Shapes of the programs."""
@@ -434,7 +434,7 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
         buckets=shapes_of(config, model, max_running, device.platform),
         device=device,
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
-        mesh=make_mesh(config.tp_size, config.ep_size) if device.is_here else None,
+        mesh=make_mesh(config.tp_size, config.ep_size) if device.described_bytes is None else None,
         party=party,
         embedder=embedder,
     )

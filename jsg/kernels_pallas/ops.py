@@ -608,9 +608,14 @@ def kept_threshold(
         top_p: Probability mass to keep; 1 or more keeps all.
         implementation: "triton", "reference", or None for the best that works here.
     """
-    if (implementation or best_implementation()) == "triton":
-        from jsg.kernels_pallas import token_threshold as kernel
-
+    match implementation or best_implementation():
+        case "triton":
+            from jsg.kernels_pallas import token_threshold as kernel
+        case "tpu":
+            from jsg.kernels_pallas import vmem_threshold as kernel
+        case _:
+            kernel = None
+    if kernel is not None:
         return kernel.kept_threshold(logits, largest, temperature, top_k, top_p, interpret=_interprets())
     return reference_threshold.kept_threshold(logits, largest, temperature, top_k, top_p)
 

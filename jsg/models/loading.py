@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jsg.errors import ModelError
 from jsg.kernels_pallas.few_bits import Quantised
@@ -43,6 +43,7 @@ SHORT_DRAW, LONG_DRAW = 2**16, 2**24
 MAX_THREADS = 8
 """The most threads that read pieces at the same time. Each holds a few pieces."""
 
+NO_MESH = AbstractMesh((), ())
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -188,7 +189,8 @@ def abstract_model(
             declare(model, functools.partial(_kept_form, config, 1 if mesh is None else mesh.size))
         return model
 
-    model = nnx.eval_shape(build)
+    with jax.sharding.use_abstract_mesh(NO_MESH):  # under another, flax would ask kernels in few bits for their type
+        model = nnx.eval_shape(build)
     if mesh is not None:
         for param in parameters(model):
             value, origin = param.get_value(), param.get_metadata("origin")

@@ -19,12 +19,16 @@ All else is shared out over both axes as if they were one, device after device.
 Outside such a mesh the functions here do nothing, so models are written once.
 """
 
+import contextlib
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
@@ -81,8 +85,21 @@ def make_mesh(count: int, groups: int = 1) -> Mesh | None:
     if count == 1:
         return None
     hosts = range(jax.process_count())
-    devices = [jax.local_devices(host)[: count // len(hosts)] for host in hosts]
-    return Mesh(np.array(devices).reshape(groups, -1), AXES)
+    devices = [device for host in hosts for device in jax.local_devices(host)[: count // len(hosts)]]
+    return Mesh(in_ring(devices, groups), AXES)
+
+
+def in_ring(devices: Sequence[Any], groups: int = 1) -> np.ndarray:
+    """The devices in groups, in JAX's order; chips of a TPU so that neighbours of the mesh are joined by a link.
+
+    JAX numbers the chips of a 2 × 2 square by rows, so that of every two steps in its order one crosses the square.
+    Chips that are no box, such as three of four, stay in JAX's order.
+    """
+    shape = (groups, len(devices) // groups)
+    if devices[0].platform == "tpu":
+        with contextlib.suppress(AssertionError, ValueError):  # no box
+            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return np.array(devices).reshape(shape)
 
 
 def along(axis: int | None, num_axes: int, *, expert_axis: int | None = None) -> PartitionSpec:

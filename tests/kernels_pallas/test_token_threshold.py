@@ -98,7 +98,7 @@ SETTINGS = (
 )
 
 
-@pytest.mark.parametrize("implementation", ["triton", "reference"])
+@pytest.mark.parametrize("implementation", ["triton", "tpu", "reference"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_keeps_what_sorting_keeps(settings: dict, implementation: str):
     is_kept = kept(implementation, np.stack(list(rows().values())), **settings)
@@ -106,7 +106,7 @@ def test_keeps_what_sorting_keeps(settings: dict, implementation: str):
         check(logits, is_kept[row], name=name, **settings)
 
 
-@pytest.mark.parametrize("implementation", ["triton", "reference"])
+@pytest.mark.parametrize("implementation", ["triton", "tpu", "reference"])
 @hypothesis.given(
     logits=hypothesis.extra.numpy.arrays(
         np.float32,
@@ -133,14 +133,16 @@ largest = jax.jit(
 )
 
 
-def test_a_row_with_nan_ends_and_leaves_the_others_alone():
+@pytest.mark.parametrize("implementation", ["triton", "tpu"])
+def test_a_row_with_nan_ends_and_leaves_the_others_alone(implementation: str):
     clean = np.stack(list(rows().values()))
     broken = clean.copy()
     broken[1, [3, 4]] = np.nan, np.inf
     broken[2] = np.nan
     others = [0, *range(3, len(clean))]
     settings = {"top_k": 40, "top_p": 0.9}
-    np.testing.assert_array_equal(kept("triton", broken, **settings)[others], kept("triton", clean, **settings)[others])
+    results = [kept(implementation, logits, **settings)[others] for logits in (broken, clean)]
+    np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("count", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, VOCAB))])
@@ -167,7 +169,8 @@ def test_a_vocabulary_of_several_blocks():
     rng = np.random.default_rng(4)
     logits = np.round(rng.normal(size=(2, 9001)), 2).astype(np.float32)
     for top_k, top_p in ((5000, 1), (0, 0.9), (400, 0.3)):
-        check(logits[0], kept("triton", logits, top_k=top_k, top_p=top_p)[0], top_k=top_k, top_p=top_p)
+        for implementation in ("triton", "tpu"):
+            check(logits[0], kept(implementation, logits, top_k=top_k, top_p=top_p)[0], top_k=top_k, top_p=top_p)
     values, ids = largest(logits, 128)
     expected = np.argsort(-logits, axis=-1, kind="stable")[:, :128]
     np.testing.assert_array_equal(ids, expected)
@@ -175,7 +178,7 @@ def test_a_vocabulary_of_several_blocks():
 
 
 @pytest.mark.slow
-def test_tokens_are_the_same_with_and_without_the_kernel(monkeypatch: pytest.MonkeyPatch):
+def test_tokens_are_the_same_with_and_without_the_kernels(monkeypatch: pytest.MonkeyPatch):
     rng = np.random.default_rng(0)
     logits = jnp.asarray(2 * rng.normal(size=(4, VOCAB)).astype(np.float32))
     samplings = [
@@ -195,5 +198,6 @@ def test_tokens_are_the_same_with_and_without_the_kernel(monkeypatch: pytest.Mon
         )()
 
     expected = choose()
-    monkeypatch.setattr(ops, "best_implementation", lambda: "triton")
-    np.testing.assert_array_equal(choose(), expected)
+    for implementation in ("triton", "tpu"):
+        monkeypatch.setattr(ops, "best_implementation", lambda name=implementation: name)
+        np.testing.assert_array_equal(choose(), expected)

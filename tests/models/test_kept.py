@@ -137,6 +137,9 @@ def test_devices_share_out_whole_groups(tmp_path: Path):
     down = abstract_model(config, jnp.float32, mesh=mesh).layers[0].mlp.down.kernel.get_value()
     parts = (down.values, down.scale, down.zero)
     assert [part.sharding.shard_shape(part.shape)[0] for part in parts] == [64, 4, 4]
+    with jax.sharding.use_abstract_mesh(mesh):  # in which `jsg compile --target` traces
+        assert abstract_model(config, jnp.float32, mesh=mesh).layers[0].mlp.down.kernel.get_value() == down
+        abstract_model(config, jnp.float32, "int8", mesh)
     wrong = jax.sharding.AbstractMesh((1, 16), AXES)
     restored = abstract_model(config, jnp.float32, mesh=wrong).layers[0].mlp.down.kernel.get_value()
     assert restored.dtype == jnp.float32 and restored.sharding.shard_shape(restored.shape)[0] == 16

@@ -14,9 +14,10 @@ import pytest
 from bench.nvidia import programs
 from bench.nvidia.compiler import IN_PLACE, Program, array, compile_for
 from bench.shapes import LLAMA_8B
-from jsg.engine.device.cards import CLASSES, NAMES, Card, card, mesh_of, traced_for
+from jsg.engine.device.cards import CLASSES, NAMES, Card, card, mesh_of
 from jsg.engine.device.devices import E4M3_CAPABILITY, FP8_KERNEL_CAPABILITY
 from jsg.engine.device.programs import GREEDY, SAMPLED
+from jsg.engine.device.targets import traced_for
 from jsg.kernels_pallas import (
     attention_block,
     cascade,

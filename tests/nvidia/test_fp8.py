@@ -9,9 +9,10 @@ import pytest
 from bench.nvidia import programs
 from bench.nvidia.compiler import Program, array, compile_for
 from bench.shapes import LLAMA_8B
-from jsg.engine.device.cards import CLASSES, NAMES, Card, card, mesh_of, traced_for
+from jsg.engine.device.cards import CLASSES, NAMES, Card, card, mesh_of
 from jsg.engine.device.devices import E4M3_CAPABILITY
 from jsg.engine.device.memory import extend_bound
+from jsg.engine.device.targets import traced_for
 from jsg.kernels_pallas import fp8_matmul, ops, tuning
 from jsg.kernels_pallas.inputs import Fp8Kernel, GroupKernels
 from jsg.sched.buckets import BucketKey, Phase

@@ -13,12 +13,12 @@ from jsg.errors import ConfigError
 from tests.engine import small
 
 
-@pytest.mark.parametrize("tp_size", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_programs_of_a_model_for_a_card(tmp_path: pathlib.Path, tp_size: int):
+@pytest.mark.parametrize(("tp_size", "quantization"), [(1, "int8"), pytest.param(2, "none", marks=pytest.mark.long)])
+def test_programs_of_a_model_for_a_card(tmp_path: pathlib.Path, tp_size: int, quantization: str):
     """That a GPU loads them is not shown: there is none."""
     model = small.write_model(tmp_path / "model", vocab_size=128, num_key_value_heads=2)
     sizes = {"max_running_requests": 8, "chunked_prefill_size": 16, "tp_size": tp_size}
-    config = EngineConfig(model_path=str(model), load_format="dummy", **sizes)  # pyright: ignore[reportArgumentType]
+    config = EngineConfig(model_path=str(model), load_format="dummy", quantization=quantization, **sizes)
     with small.few_variants():
         precompile(config, tmp_path / "out", lambda progress: None, "h100")
     store = program_store.open_store(tmp_path / "out")

@@ -1,26 +1,17 @@
-"""The NVIDIA cards that programs are compiled for. A file in `targets/` describes each and says where that is from.
+"""The NVIDIA cards that programs are compiled for. XLA's CUDA plugin needs no GPU to compile, only a description."""
 
-XLA's CUDA plugin needs no GPU to compile, only such a description.
-"""
-
-import contextlib
 import dataclasses
 import functools
-import pathlib
 import re
-from collections.abc import Iterator
 
-import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from jsg.engine.device.devices import Device
-from jsg.engine.nvidia_smi import Gpu
+from jsg.engine.device.targets import TARGETS, Target
 from jsg.errors import ConfigError
 from jsg.extras import install_command
 from jsg.models.tensor_parallel import AXES
 
-TARGETS = pathlib.Path(__file__).with_name("targets")
 NAMES = tuple(sorted(file.stem for file in TARGETS.glob("*.txtpb")))
 CLASSES = {"sm_80": "a100_80gb", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "rtx5090"}
 """The card of each class for which CI compiles. What has compute capability 8.6 lacks e4m3, and is else like an L4."""
@@ -53,17 +44,16 @@ class Card:
     memory_bytes: int
     description: str
 
-    def device(self, count: int, why: str) -> Device:
-        """So many of these cards, which are not here, chosen for this reason."""
-        gpu = Gpu(index=0, uuid="", name=self.name, total_bytes=self.memory_bytes, free_bytes=self.memory_bytes)
-        return Device(
+    @property
+    def target(self) -> Target:
+        """The card as something to compile for."""
+        return Target(
+            name=self.name,
             platform="gpu",
             kind=self.name,
-            gpu=gpu,
-            why=why,
-            count=count,
+            memory_bytes=self.memory_bytes,
+            mesh=functools.partial(mesh_of, self.name),
             capability=self.capability,
-            is_here=False,
         )
 
 
@@ -95,13 +85,6 @@ def mesh_of(name: str, num_devices: int = 1, num_groups: int = 1) -> Mesh:
             f"({error})"
         ) from error
     return topologies.make_mesh(topology, (num_groups, num_devices // num_groups), AXES)
-
-
-@contextlib.contextmanager
-def traced_for(mesh: Mesh | None) -> Iterator[None]:
-    """What is traced inside chooses kernels for the devices of the mesh; for JAX's own devices where it is None."""
-    with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        yield
 
 
 def _number(text: str, field: str, default: int | None = None) -> int:

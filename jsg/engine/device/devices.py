@@ -17,6 +17,7 @@ import jax
 from jax._src import xla_bridge  # JAX has no public way to ask whether it has started
 
 from jsg.engine.nvidia_smi import MIB, VISIBLE, Gpu, find_gpus, has_cuda_plugin, may_use_cuda, most_free, named_gpus
+from jsg.engine.tpu_chips import VISIBLE as CHIPS
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.extras import install_command
 
@@ -56,7 +57,7 @@ class Device:
         why: Why the device was chosen.
         count: Devices of that kind that the engine uses together.
         capability: The compute capability of a GPU from NVIDIA, such as (9, 0); None for any other device.
-        is_here: Whether JAX has started on it. Programs can be compiled for a card that no machine at hand has.
+        described_bytes: The memory of a device that is not here; None if JAX has started on it.
     """
 
     platform: str
@@ -65,7 +66,7 @@ class Device:
     why: str
     count: int = 1
     capability: tuple[int, int] | None = None
-    is_here: bool = True
+    described_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -73,7 +74,7 @@ class Device:
         return f"{self.platform}: {self.kind}" if self.count == 1 else f"{self.platform}: {self.count} x {self.kind}"
 
     def __str__(self) -> str:
-        memory = ""
+        memory = "" if self.described_bytes is None else f", {self.described_bytes / 2**30:.1f} GiB"
         if self.gpu is not None:
             free = "free" if self.count == 1 else "free on the fullest"
             memory = f", {self.gpu.total_bytes / 2**30:.1f} GiB, {self.gpu.free_bytes / 2**30:.1f} GiB {free}"
@@ -126,6 +127,11 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
         logger.warning(
             f"JAX sees {seen} GPUs and reserves memory on each, but this engine uses the first {count} only; "
             f"name those in {VISIBLE}"
+        )
+    if device.platform == "tpu" and seen > count:
+        logger.warning(
+            f"this process opened {seen} devices of a TPU, but this engine uses the first {count} only, and no other "
+            f"process can use the rest; raise --tp-size, start more engines with --dp-size, or name chips in {CHIPS}"
         )
     return Device(
         platform=device.platform,

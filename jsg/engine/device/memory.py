@@ -139,9 +139,8 @@ def usable_bytes(mem_fraction: float, device: Device) -> int:
     """
     if device.platform == "cpu":
         return int(available_bytes() * mem_fraction) // device.count
-    if not device.is_here:
-        assert device.gpu is not None, "a card that is described has memory"
-        return int(device.gpu.total_bytes * mem_fraction)
+    if device.described_bytes is not None:
+        return int(device.described_bytes * mem_fraction)
     limits = [(each.memory_stats() or {}).get("bytes_limit", 0) for each in jax.local_devices()[: device.count]]
     reserved = min(limits)
     if not reserved:

@@ -102,12 +102,13 @@ def choose_tokens(
     """
     scores = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
     scores = scores if tables is None else _penalised(scores, inputs, tables)
-    if is_sampled:
-        is_kept = None
-        if has_thresholds:
-            is_kept = _is_kept(scores, jnp.max(scores, axis=-1), _divisor(inputs), inputs)
-        scores = _perturbed(scores, inputs, is_kept)
-    return jnp.where(_is_broken(logits), -1, first_best(scores))
+    if not (is_sampled and has_thresholds):
+        scores = _perturbed(scores, inputs, None) if is_sampled else scores
+        return jnp.where(_is_broken(logits), -1, first_best(scores))
+    largest = jnp.max(jnp.where(logits < jnp.inf, scores, jnp.inf), axis=-1)  # read once for this and for `_is_broken`
+    is_kept = _is_kept(scores, largest, _divisor(inputs), inputs)
+    best = first_best(_perturbed(scores, inputs, is_kept))
+    return jnp.where(largest < jnp.inf, best, -1)
 
 
 def best_tokens(

@@ -1,11 +1,10 @@
-"""What each of several engines gets of a machine: GPUs, memory and a folder for traces.
+"""What each of several engines gets of a machine: GPUs or TPU chips, memory and a folder for traces.
 
 A single engine chooses its GPU when it starts JAX (`device/devices.py`). Several engines start at the same time and
-would all find that the same GPU has the most free memory. So the front chooses for them.
+would all find that the same GPU has the most free memory, or open all chips of a TPU. So the front chooses for them.
 """
 
 import dataclasses
-import importlib.util
 import itertools
 import os
 from collections import Counter
@@ -14,7 +13,10 @@ from pathlib import Path
 
 from jsg.config import EngineConfig
 from jsg.engine.nvidia_smi import VISIBLE, find_gpus, has_cuda_plugin, may_use_cuda, most_free
+from jsg.engine.tpu_chips import BOUNDS, chip_devices, may_use_tpu, shown
+from jsg.engine.tpu_chips import VISIBLE as CHIPS
 from jsg.errors import ConfigError
+from jsg.free_ports import free_ports
 
 
 def device_groups(dp_size: int, tp_size: int, environment: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
@@ -23,16 +25,13 @@ def device_groups(dp_size: int, tp_size: int, environment: Mapping[str, str] = o
     There are none for a single engine, which chooses for itself, and none on a CPU, which all engines share.
 
     Raises:
-        ConfigError: There are too few GPUs of one kind, or the devices are TPUs.
+        ConfigError: There are too few GPUs of one kind, or too few chips of a TPU.
     """
     if dp_size == 1:
         return [{}]
     platforms = environment.get("JAX_PLATFORMS", "")
-    if importlib.util.find_spec("libtpu") is not None and (not platforms or "tpu" in platforms.split(",")):
-        raise ConfigError(
-            f"--dp-size must be 1 on a TPU, of which a process opens all chips, but got {dp_size}; start a server on "
-            "each machine, or set JAX_PLATFORMS where this one has no TPU"
-        )
+    if may_use_tpu(environment, platforms):
+        return _chip_groups(dp_size, tp_size, environment)
     if not may_use_cuda(environment, platforms) or not has_cuda_plugin():
         return [{} for _ in range(dp_size)]
     names = _group_names(dp_size * tp_size, environment)
@@ -65,23 +64,45 @@ def engine_configs(config: EngineConfig, groups: Sequence[Mapping[str, str]]) ->
     return configs
 
 
+def _chip_groups(dp_size: int, tp_size: int, environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """As `device_groups`, of a TPU. An engine has whole chips, though JAX may see two devices of a chip."""
+    found = chip_devices()
+    chips = [str(number) for number in range(len(found))]
+    if CHIPS in environment:
+        chips = _listed(environment, CHIPS)
+    size = -(-tp_size // max(found, default=1))
+    if size not in BOUNDS:
+        raise ConfigError(
+            f"--dp-size {dp_size} gives each engine 1, 2 or 4 chips of a TPU, but --tp-size {tp_size} needs {size}; "
+            "change it, or start a server on each machine"
+        )
+    if len(chips) < dp_size * size:
+        where = f"{CHIPS} names" if CHIPS in environment else "this machine has"
+        raise ConfigError(
+            f"--dp-size {dp_size} with --tp-size {tp_size} needs {dp_size * size} chips of a TPU, but {where} "
+            f"{len(chips)}; lower one of them"
+        )
+    port = free_ports(count=dp_size)
+    return [shown(chips[i * size : (i + 1) * size], port + i) for i in range(dp_size)]
+
+
 def _group_names(count: int, environment: Mapping[str, str]) -> list[str]:
     """CUDA's names of the GPUs for all engines, at most `count`."""
     if VISIBLE in environment:
-        return _listed(environment[VISIBLE])[:count]
+        return _listed(environment, VISIBLE)[:count]
     gpus = most_free(found, count) if (found := find_gpus()) else ()
     return [gpu.uuid for gpu in gpus]
 
 
-def _listed(value: str) -> list[str]:
-    """The names in CUDA_VISIBLE_DEVICES. CUDA stops reading at a negative number.
+def _listed(environment: Mapping[str, str], variable: str) -> list[str]:
+    """The names in a variable that lists devices. CUDA stops reading at a negative number.
 
     Raises:
-        ConfigError: A name stands there twice, so two engines would have that GPU.
+        ConfigError: A name stands there twice, so two engines would have that device.
     """
-    names = [name for part in value.split(",") if (name := part.strip())]
+    names = [name for part in environment[variable].split(",") if (name := part.strip())]
     names = list(itertools.takewhile(lambda name: not name.startswith("-"), names))
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise ConfigError(f"{VISIBLE} must name each GPU once, but names {twice[0]} several times")
+        raise ConfigError(f"{variable} must name each device once, but names {twice[0]} several times")
     return names

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import jsg
@@ -16,7 +16,9 @@ from jsg.errors import ConfigError
 from jsg.gguf.folder import LINK
 from jsg.models.orbax_checkpoint import FOLDER, MANIFEST
 
-PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin")
+PACKAGES = ("jax", "jaxlib", "flax")
+COMPILERS = {"gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin"), "tpu": ("libtpu",)}
+"""What compiles programs besides JAX, by platform."""
 OWN_KNOBS = frozenset(
     {
         *("model_path", "tokenizer_path", "node_rank", "dist_init_addr"),
@@ -41,9 +43,10 @@ def identity(config: EngineConfig, directory: Path) -> dict[str, str]:
     return code_identity() | {"the compile cache": _compile_cache(config)} | options | files
 
 
-def code_identity() -> dict[str, str]:
-    """The versions and the source of what traces and compiles programs, by name."""
-    versions = {name: _version(name) for name in PACKAGES}
+def code_identity(platforms: Iterable[str] = COMPILERS) -> dict[str, str]:
+    """The versions and the source of what traces programs, and compiles them for these platforms, by name."""
+    compilers = [name for platform in platforms for name in COMPILERS.get(platform, ())]
+    versions = {name: _version(name) for name in (*PACKAGES, *compilers)}
     return {"jsg": jsg.__version__, "jsg's source": _source_digest()} | versions
 
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -95,6 +96,15 @@ class TestProcess:
     def test_a_platform_that_does_not_start_is_an_error_of_ours(self, tmp_path: pathlib.Path, platform: str):
         done = start_jax(tmp_path, JAX_PLATFORMS=platform)
         assert f"jsg.errors.ConfigError: JAX must find a device of JAX_PLATFORMS={platform}" in done.stderr
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(1, True), (4, False)])
+def test_devices_of_a_tpu_that_nobody_uses_are_named(monkeypatch, caplog, count: int, is_told: bool):
+    chip = mock.Mock(platform="tpu", device_kind="TPU v5 lite", compute_capability="")
+    monkeypatch.setattr(device.jax, "local_devices", lambda: [chip] * 4)
+    assert device.open_device(0.85, count).name.startswith("tpu: ")
+    said = f"4 devices of a TPU, but this engine uses the first {count} only"
+    assert (said in caplog.text and "--dp-size" in caplog.text) == is_told
 
 
 class TestListing:

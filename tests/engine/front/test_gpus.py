@@ -1,4 +1,4 @@
-"""Which devices each of several engines is shown, with a real `nvidia-smi` on the path."""
+"""Which devices each of several engines is shown, with a real `nvidia-smi` on the path and folders for PCI devices."""
 
 import importlib.machinery
 import importlib.util
@@ -9,6 +9,7 @@ import tomllib
 import pytest
 
 from jsg.config import EngineConfig
+from jsg.engine import tpu_chips
 from jsg.engine.front.gpus import VISIBLE, device_groups, engine_configs
 from jsg.engine.nvidia_smi import has_cuda_plugin
 from jsg.errors import ConfigError
@@ -87,7 +88,7 @@ def test_a_list_ends_where_it_ends_for_cuda_and_names_nothing_twice(machine):
         device_groups(3, 1, {VISIBLE: "3,1,-1,0"})
     with pytest.raises(ConfigError, match=f"{VISIBLE} names 0"):
         device_groups(2, 1, {VISIBLE: " "})
-    with pytest.raises(ConfigError, match=r"must name each GPU once, but names GPU-0 several"):
+    with pytest.raises(ConfigError, match=r"must name each device once, but names GPU-0 several"):
         device_groups(2, 1, {VISIBLE: "GPU-0,1,GPU-0"})
 
 
@@ -105,12 +106,69 @@ def test_engines_share_a_cpu(machine, environment: dict[str, str]):
     assert device_groups(2, 4, {}) == [{}, {}], "JAX cannot use the GPUs"
 
 
-@pytest.mark.parametrize("environment", [{}, {"JAX_PLATFORMS": "tpu,cpu"}])
-def test_tpus_are_refused(machine, environment: dict[str, str]):
+@pytest.fixture
+def chips(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Makes this a machine with TPU chips of this PCI device, and the network card of such a machine."""
+
+    def make(count: int, device: str = "0x0063") -> None:
+        for number, name in enumerate([*[device] * count, "0x0042"]):
+            folder = tmp_path / "pci" / str(number)
+            folder.mkdir(parents=True)
+            (folder / "vendor").write_text("0x1ae0\n")
+            (folder / "device").write_text(f"{name}\n")
+        monkeypatch.setattr(tpu_chips, "PCI_DEVICES", tmp_path / "pci")
+
+    return make
+
+
+def test_each_engine_has_chips_of_its_own_that_form_a_box(machine, chips):
     machine(LISTING, "libtpu")
-    with pytest.raises(ConfigError, match="--dp-size must be 1 on a TPU"):
-        device_groups(2, 1, environment)
-    assert device_groups(1, 1, environment) == [{}]
+    chips(8)
+    first, second = device_groups(2, 4, {})
+    port = int(first["TPU_PROCESS_PORT"])
+    assert first == {
+        "TPU_VISIBLE_CHIPS": "0,1,2,3",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_ADDRESSES": f"localhost:{port}",
+        "TPU_PROCESS_PORT": str(port),
+        "CLOUD_TPU_TASK_ID": "0",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    assert (second["TPU_VISIBLE_CHIPS"], second["TPU_PROCESS_PORT"]) == ("4,5,6,7", str(port + 1))
+    pairs = device_groups(4, 2, {"JAX_PLATFORMS": "tpu,cpu"})
+    assert [each["TPU_VISIBLE_CHIPS"] for each in pairs] == ["0,1", "2,3", "4,5", "6,7"]
+    assert len({each["TPU_PROCESS_PORT"] for each in pairs}) == 4
+    assert [each["TPU_VISIBLE_CHIPS"] for each in device_groups(2, 1, {"TPU_VISIBLE_CHIPS": "5,3"})] == ["5", "3"]
+    assert device_groups(1, 4, {}) == [{}]
+
+
+def test_engines_share_out_whole_chips(machine, chips):
+    machine(LISTING, "libtpu")
+    chips(4, "0x0076")  # v7x: JAX sees two devices of a chip
+    assert [each["TPU_VISIBLE_CHIPS"] for each in device_groups(2, 4, {})] == ["0,1", "2,3"]
+    assert [each["TPU_VISIBLE_CHIPS"] for each in device_groups(2, 1, {})] == ["0", "1"]
+
+
+def test_chips_that_no_engine_could_use_are_refused(machine, chips):
+    machine(LISTING, "libtpu")
+    chips(4)
+    with pytest.raises(ConfigError, match=r"each engine 1, 2 or 4 chips of a TPU, but --tp-size 3 needs 3; change it"):
+        device_groups(2, 3, {})
+    with pytest.raises(ConfigError, match=r"needs 8 chips of a TPU, but this machine has 4; lower one"):
+        device_groups(2, 4, {})
+    with pytest.raises(ConfigError, match="but TPU_VISIBLE_CHIPS names 1; lower one"):
+        device_groups(2, 1, {"TPU_VISIBLE_CHIPS": "2"})
+
+
+def test_libtpu_alone_is_no_tpu(machine, chips):
+    chips(0)
+    machine(LISTING, CUDA, "libtpu")
+    assert device_groups(2, 1, {}) == [{VISIBLE: "GPU-0"}, {VISIBLE: "GPU-2"}]
+    machine(LISTING, "libtpu")
+    assert device_groups(2, 1, {}) == [{}, {}]
+    with pytest.raises(ConfigError, match="this machine has 0"):
+        device_groups(2, 1, {"JAX_PLATFORMS": "tpu"})
 
 
 def test_engines_on_one_cpu_share_its_memory_and_nobody_shares_a_trace():
