@@ -180,6 +180,7 @@ class Settings:
             embeds=self.embedder is not None,
             num_groups=len(self.model.page_groups),
             has_states=bool(self.model.state_shapes),
+            has_switches=self.platform != "gpu",
         )
 
     @property

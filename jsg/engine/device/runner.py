@@ -16,8 +16,8 @@ from jsg.engine.device.programs import (
     BIAS_CHUNK,
     COPY_CHUNK,
     COUNT_CHUNK,
+    EVERYTHING,
     GREEDY,
-    MASKED_EVERYTHING,
     ROWS_AT_A_TIME,
     VARIANTS,
     DeviceState,
@@ -28,6 +28,7 @@ from jsg.engine.device.programs import (
 from jsg.engine.device.replica import Calls, Replica
 from jsg.engine.device.results import InFlight
 from jsg.engine.device.sampling import Logprobs
+from jsg.engine.device.step import StepOutput
 from jsg.sched.batch import Batch, Encoding
 from jsg.sched.buckets import BucketKey, Phase
 from jsg.sched.request import RunningRequest
@@ -95,13 +96,15 @@ class ModelRunner:
         self.calls.call(("forward", key), packed)
         scores = self._prompt_logprobs(batch, key) if scores_prompt else None
         vectors = self._vectors(batch, key) if self._config.embeds else None
-        return functools.partial(self._sample, batch, key, variant, scores, tuple(failed), vectors)
+        rest = scores, tuple(failed), vectors
+        return functools.partial(self._sample, batch, key, variant, needed.has_logprobs, *rest)
 
     def _sample(
         self,
         batch: Batch,
         key: BucketKey,
         variant: Variant,
+        needs_logprobs: bool,
         prompt_scores: Logprobs | None,
         failed: tuple[RunningRequest, ...],
         vectors: jax.Array | None,
@@ -109,10 +112,11 @@ class ModelRunner:
     ) -> InFlight:
         arrays = [packing.pack_sampling(batch, key, self._constants)]
         if variant.has_logprobs:
-            arrays.append(_chosen_ids(batch, key.num_rows))
+            arrays.append(_chosen_ids(batch, key.num_rows, is_needed=needs_logprobs))
         if variant.has_masks:
             arrays += self._token_masks(batch, key, mask_rows)
         output = self.calls.call(("sample", key.num_rows, variant), *arrays)
+        output = output if needs_logprobs else StepOutput(output.tokens, None)
         for array in jax.tree.leaves((output, vectors)):
             array.copy_to_host_async()
         return InFlight(batch, output, prompt_scores, failed, vectors)
@@ -137,7 +141,7 @@ class ModelRunner:
         """
         key, buckets, is_ready = batch.key, self._buckets, self._executables.is_ready
         if not buckets.decode and needed.has_logprobs:
-            needed = MASKED_EVERYTHING  # deterministic: the sums of two programs may differ in their last bits
+            needed = EVERYTHING  # deterministic: the sums of two programs may differ in their last bits
         keys = buckets.decode if key.phase is Phase.DECODE else buckets.extend
         if batch.has_drafts:
             keys = buckets.with_room(batch.num_tokens, batch.num_rows)
@@ -363,8 +367,9 @@ class ModelRunner:
             self.calls.call(("copy_slots",), *slots)
 
 
-def _chosen_ids(batch: Batch, num_rows: int) -> np.ndarray:
-    chosen = np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32)
+def _chosen_ids(batch: Batch, num_rows: int, *, is_needed: bool) -> np.ndarray:
+    """int32[rows, chosen]: the ids that each row scores, or -1 everywhere if the step needs no log-probabilities."""
+    chosen = np.full((num_rows, MAX_TOP_LOGPROBS), 0 if is_needed else -1, np.int32)
     for row, entry in zip(batch.first_rows, batch.entries, strict=True):
         ids = entry.running.request.token_ids_logprob
         if ids:

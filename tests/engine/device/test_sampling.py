@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jsg.engine.device import noise, packing, step
+from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.engine.device.sampling import (
     PenaltyTables,
     SamplingInputs,
@@ -36,6 +37,7 @@ def inputs_of(*samplings: SamplingParams, output_index: int = 0, seeds: list[int
 FLAGS = ("is_sampled", "has_thresholds")
 choose_jitted = jax.jit(choose_tokens, static_argnames=FLAGS, compiler_options=QUICKLY)
 sample_jitted = jax.jit(step.sample, static_argnames=(*FLAGS, "num_top"), compiler_options=QUICKLY)
+needed_jitted = jax.jit(step.sample_needed, static_argnames="num_top", compiler_options=QUICKLY)
 
 
 def choose(logits: np.ndarray, inputs: SamplingInputs, tables: PenaltyTables | None = None) -> np.ndarray:
@@ -311,3 +313,49 @@ def test_a_forced_token_stands_whatever_the_logits_say_unless_they_are_broken():
     output = sample_masked(logits, [SamplingParams(temperature=0)] * 3, masks_of([[], [], []], [-1, 11, 11]))
     assert output.tokens.tolist() == [7, 11, -1] and output.logprobs is not None
     assert float(output.logprobs.token[1]) == pytest.approx(-np.log(VOCAB - 1 + np.exp(5)), abs=1e-5)
+
+
+# What no row needs is left out.
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_one_program_with_branches_gives_the_bits_of_one_for_each_need(variant: Variant):
+    """Of the rows some need everything that the variant can do, and some nothing."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(8, VOCAB)).astype(np.float32) * 3
+    logits[6, 3] = np.nan
+    packed = np.zeros((8, step.SAMPLING_COLUMNS), np.int32)
+    for row in range(8):
+        needs = variant if row % 3 else GREEDY
+        fields = {"top_p": 0.9, "top_k": 20} if needs.has_thresholds else {}
+        fields |= {"repetition_penalty": 1.2, "frequency_penalty": 0.5} if needs.has_tables else {}
+        sampling = SamplingParams(temperature=0.8 * needs.is_sampled, **fields)
+        packed[row] = [row + 1, row, *packing.sampling_row(sampling, row, VOCAB)]
+    counts = rng.integers(0, 3, (9, VOCAB))
+    tables = PenaltyTables(
+        jnp.asarray(counts, jnp.int32), jnp.asarray(rng.random((9, VOCAB)) < 0.1), jnp.zeros((9, VOCAB), jnp.float32)
+    )
+    some = [[1, 40], [], list(range(100))]
+    forced = [-1] * 7 + [11 if variant.has_masks else -1]
+    masks = masks_of([some[row % 3] if variant.has_masks else [] for row in range(8)], forced)
+    chosen = np.full((8, 2), 4 if variant.has_logprobs else -1, np.int32)
+    arrays = jnp.asarray(logits), jnp.asarray(packed), jnp.zeros(9, jnp.int32)
+
+    own, own_tokens, own_tables = sample_jitted(
+        *arrays,
+        tables if variant.has_tables else None,
+        chosen if variant.has_logprobs else None,
+        masks if variant.has_masks else None,
+        is_sampled=variant.is_sampled,
+        has_thresholds=variant.has_thresholds,
+        num_top=5,
+    )
+    one, tokens, new_tables = needed_jitted(*arrays, tables, chosen, masks, num_top=5)
+    same = [(own.tokens, one.tokens), (own_tokens, tokens)]
+    same += [(own_tables.output_counts, new_tables.output_counts)] if own_tables is not None else []
+    same += zip(own.logprobs, one.logprobs, strict=True) if own.logprobs is not None else []
+    same += [(own.kept_mass, one.kept_mass)] if own.kept_mass is not None else []
+    for expected, found in same:
+        np.testing.assert_array_equal(np.asarray(expected).view(np.int32), np.asarray(found).view(np.int32))
+    assert int(one.tokens[6]) == -1 and len(set(one.tokens.tolist())) > 2
+    assert variant.has_logprobs or not np.any(one.logprobs.top), "nothing was scored"
