@@ -20,7 +20,7 @@ from jsg.cache.radix import RadixCache
 from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
-from jsg.engine.device import fp8_kernels, program_store
+from jsg.engine.device import few_bits_kernels, fp8_kernels, program_store
 from jsg.engine.device.devices import Device, check_number_types, multiplies_e4m3, open_device, processor
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables, use_compilation_cache
 from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
@@ -360,6 +360,8 @@ def _lay_out(model: nnx.Module, settings: Settings) -> None:
     """Lays kernels out as the products of this device read them."""
     if multiplies_e4m3(settings.device, settings.config.fp8_products):
         fp8_kernels.lay_out(model)
+    if settings.platform == "tpu":
+        few_bits_kernels.lay_out(model)
     if settings.platform == "cpu" and settings.mesh is None:
         lay_out(model)
 
