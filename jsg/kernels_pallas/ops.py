@@ -19,6 +19,7 @@ from jsg.kernels_pallas import (
     reference_convolution,
     reference_delta,
     reference_fp8,
+    reference_penalties,
     reference_routes,
     reference_rows,
     reference_threshold,
@@ -46,6 +47,7 @@ from jsg.kernels_pallas.inputs import (
     SharedKernels,
     StateCache,
 )
+from jsg.kernels_pallas.reference_penalties import Penalties
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.window import Window
 
@@ -594,15 +596,38 @@ def experts_beside(
     return kernel.experts_beside(*given, result=result, interpret=_interprets())
 
 
+def penalised(
+    logits: Float[Array, "R V"],
+    counts: Int[Array, "rows V"],
+    bias: Float[Array, "rows V"],
+    penalties: Penalties,
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "R V"]:
+    """The logits after penalties and biases. What is not finite is not afterwards.
+
+    Args:
+        logits: Those of the model.
+        counts: For each request twice how often a token stands in its output, and 1 more if it stands in the prompt.
+        bias: For each request what is added at last.
+        penalties: Those of each row, and which row of the tables it has.
+        implementation: "tpu", "reference", or None for the best that works here.
+    """
+    if (implementation or best_implementation()) == "tpu":
+        from jsg.kernels_pallas import vmem_penalties
+
+        return vmem_penalties.penalised(logits, counts, bias, penalties, interpret=_interprets())
+    return reference_penalties.penalised(logits, counts, bias, penalties)
+
+
 def kept_threshold(
     logits: Float[Array, "R V"],
-    largest: Float[Array, " R"],
     temperature: Float[Array, " R"],
     top_k: Int[Array, " R"],
     top_p: Float[Array, " R"],
     *,
     implementation: str | None = None,
-) -> UInt[Array, " R"]:
+) -> tuple[UInt[Array, " R"], Float[Array, " R"]]:
     """For each row the threshold of the logits that top-k, and then top-p of those, keep. It needs no sort.
 
     A logit is kept if its `reference_threshold.sortable` is at least the threshold. Logits that equal the last one kept
@@ -611,22 +636,25 @@ def kept_threshold(
 
     Args:
         logits: Before the temperature. A row with NaN gets any threshold.
-        largest: The largest logit of each row.
         temperature: Probabilities are proportional to exp(logit / temperature); more than 0.
         top_k: How many of the most likely logits to keep; V or more keeps all.
         top_p: Probability mass to keep; 1 or more keeps all.
-        implementation: "triton", "reference", or None for the best that works here.
+        implementation: "triton", "tpu", "reference", or None for the best that works here.
+
+    Returns:
+        The thresholds, and the largest logit of each row, infinite for one with NaN.
     """
-    match implementation or best_implementation():
-        case "triton":
-            from jsg.kernels_pallas import token_threshold as kernel
-        case "tpu":
-            from jsg.kernels_pallas import vmem_threshold as kernel
-        case _:
-            kernel = None
-    if kernel is not None:
-        return kernel.kept_threshold(logits, largest, temperature, top_k, top_p, interpret=_interprets())
-    return reference_threshold.kept_threshold(logits, largest, temperature, top_k, top_p)
+    implementation = implementation or best_implementation()
+    if implementation == "tpu":
+        from jsg.kernels_pallas import vmem_threshold
+
+        return vmem_threshold.kept_threshold(logits, temperature, top_k, top_p, interpret=_interprets())
+    largest = jnp.max(jnp.where(logits < jnp.inf, logits, jnp.inf), axis=-1)
+    if implementation == "triton":
+        from jsg.kernels_pallas import token_threshold as kernel
+
+        return kernel.kept_threshold(logits, largest, temperature, top_k, top_p, interpret=_interprets()), largest
+    return reference_threshold.kept_threshold(logits, largest, temperature, top_k, top_p), largest
 
 
 def top_logits(

@@ -126,9 +126,7 @@ def make_state(
         pool=pool,
         page_table=zeros((config.num_groups * config.num_rows, config.columns), jnp.int32),
         last_token=zeros((config.num_rows,), jnp.int32),
-        penalties=PenaltyTables(
-            output_counts=zeros(shape, jnp.int32), in_prompt=zeros(shape, bool), bias=zeros(shape, jnp.float32)
-        ),
+        penalties=PenaltyTables(counts=zeros(shape, jnp.int32), bias=zeros(shape, jnp.float32)),
         masks=masks.at[0].set(jnp.uint32(0xFFFFFFFF)),
         vision=vision,
     )

@@ -292,14 +292,12 @@ def write_counts(
 ) -> PenaltyTables:
     """Counts `ids` as prompt or output tokens of a request; with `reset` forgets its row first. Id -1 is padding."""
     vocab = tables.bias.shape[1]
-    counts = jnp.where(reset > 0, 0, tables.output_counts[row])
-    in_prompt = jnp.where(reset > 0, False, tables.in_prompt[row])
+    counts = jnp.where(reset > 0, 0, tables.counts[row])
     output_ids = jnp.where((ids >= 0) & (is_output > 0), ids, vocab)
     prompt_ids = jnp.where((ids >= 0) & (is_output == 0), ids, vocab)
-    return tables._replace(
-        output_counts=tables.output_counts.at[row].set(counts.at[output_ids].add(1, mode="drop")),
-        in_prompt=tables.in_prompt.at[row].set(in_prompt.at[prompt_ids].set(True, mode="drop")),
-    )
+    counts = counts.at[output_ids].add(2, mode="drop")
+    counts |= jnp.zeros_like(counts).at[prompt_ids].set(1, mode="drop")
+    return tables._replace(counts=tables.counts.at[row].set(counts))
 
 
 def write_bias(

@@ -11,12 +11,13 @@ from jsg.engine.device.sampling import (
     PenaltyTables,
     SamplingInputs,
     TokenMasks,
-    _penalised,
+    _penalties,
     choose_tokens,
     count_tokens,
     first_best,
     token_logprobs,
 )
+from jsg.kernels_pallas import ops
 from jsg.types import SamplingParams
 from tests.kernels_pallas.definition import QUICKLY
 
@@ -170,9 +171,7 @@ def test_threefry_gives_the_published_vectors(counter: tuple, key: tuple, expect
 
 def tables_with(prompt: list[int], output: list[int], bias: dict[int, float]) -> PenaltyTables:
     """Tables in which row 1 belongs to a request with these tokens, made as the runner makes them."""
-    tables = PenaltyTables(
-        jnp.full((3, VOCAB), 7, jnp.int32), jnp.ones((3, VOCAB), bool), jnp.full((3, VOCAB), 5.0)
-    )  # what an earlier request left behind
+    tables = PenaltyTables(jnp.full((3, VOCAB), 7, jnp.int32), jnp.full((3, VOCAB), 5.0))  # an earlier request's
     ids = np.full(16, -1, np.int32)
     ids[: len(prompt + output)] = prompt + output
     is_output = (np.arange(16) >= len(prompt)).astype(np.int32)
@@ -192,9 +191,10 @@ def test_the_first_of_equally_good_tokens_wins(vocab: int):
     assert np.array_equal(first_best(jnp.asarray(scores)), scores.argmax(-1))
 
 
-def test_penalties_and_bias_equal_their_formulas():
+@pytest.mark.parametrize("implementation", ["reference", "tpu"])
+def test_penalties_and_bias_equal_their_formulas(implementation: str):
     rng = np.random.default_rng(5)
-    logits = rng.normal(size=(1, VOCAB)).astype(np.float32)
+    logits = rng.normal(size=(10, VOCAB)).astype(np.float32)
     prompt, output = [3, 4, 4], [4, 9, 9, 0]
     sampling = SamplingParams(
         temperature=0, frequency_penalty=0.3, presence_penalty=0.7, repetition_penalty=1.5, logit_bias=((11, 1.25),)
@@ -205,8 +205,11 @@ def test_penalties_and_bias_equal_their_formulas():
     for token in set(output):
         expected[token] -= 0.3 * output.count(token) + 0.7
     expected[11] += 1.25
-    got = jax.jit(_penalised)(jnp.asarray(logits), inputs_of(sampling), tables_with(prompt, output, {11: 1.25}))
-    np.testing.assert_allclose(np.asarray(got)[0], expected, atol=1e-6)
+    inputs = inputs_of(sampling, *[SamplingParams(temperature=0)] * 9)  # a kernel takes eight rows at a time
+    tables, penalise = tables_with(prompt, output, {11: 1.25}), jax.jit(ops.penalised, static_argnames="implementation")
+    got = np.asarray(penalise(logits, *tables, _penalties(inputs), implementation=implementation))
+    np.testing.assert_allclose(got[0], expected, atol=1e-6)
+    np.testing.assert_array_equal(got[1:], logits[1:])
 
 
 def test_a_row_without_penalties_ignores_what_its_tables_hold():
@@ -219,8 +222,8 @@ def test_a_row_without_penalties_ignores_what_its_tables_hold():
 def test_new_tokens_are_counted_and_padding_goes_to_row_zero():
     tables = tables_with([1], [2], {})
     inputs = inputs_of(SamplingParams(frequency_penalty=1))
-    counts = np.asarray(jax.jit(count_tokens)(tables, inputs, jnp.array([2])).output_counts)
-    assert counts[1, 2] == 2 and counts[1].sum() == 2
+    counts = np.asarray(jax.jit(count_tokens)(tables, inputs, jnp.array([2])).counts)
+    assert counts[1, 2] == 4 and counts[1].sum() == 5, "two in the output, and another token in the prompt"
 
 
 def test_a_bias_of_minus_infinity_is_never_drawn():
