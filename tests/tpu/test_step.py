@@ -116,6 +116,7 @@ def test_a_single_row_would_be_multiplied_by_number():
         [("llama", "v5e", 512, {}), ("qwen3", "v6e", 8192, {"tp_size": 4})],
         [
             ("llama", "v5e", 8192, {"kv_cache_dtype": "fp8_e4m3"}),
+            ("llama", "v5e", 512, {"quantization": "int4"}),
             ("qwen3", "v6e", 512, {"tp_size": 8}),
             ("llama", "v5p", 512, {"quantization": "int8"}),
             ("qwen3", "tpu7x", 8192, {"tp_size": 8, "quantization": "fp8"}),
@@ -133,10 +134,12 @@ def test_prompts(name: str, target: str, num_tokens: int, options: Options):
             ("llama", "v5e", {"kv_cache_dtype": "fp8_e4m3"}),
             ("llama", "v5e", {"quantization": "int8"}),
             ("llama", "v5e", {"quantization": "fp8"}),
-            ("qwen3", "v6e", {"tp_size": 8}),
+            ("llama", "v5e", {"quantization": "int4"}),
+            ("qwen3", "v6e", {"tp_size": 8, "kv_cache_dtype": "fp8_e4m3"}),
             ("qwen3", "v6e", {"tp_size": 4, "quantization": "int8"}),
         ],
         [
+            ("qwen3", "v6e", {"tp_size": 4, "quantization": "int4"}),
             ("llama", "v6e", {"quantization": "fp8", "kv_cache_dtype": "fp8_e5m2"}),
             ("llama", "v5p", {"quantization": "int8"}),
             ("llama", "tpu7x", {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"}),
