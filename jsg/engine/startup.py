@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jsg.cache.pool import make_pool, make_states
+from jsg.cache.pool import HIDDEN_KEPT, make_pool, make_states
 from jsg.cache.radix import RadixCache
 from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
@@ -33,6 +33,7 @@ from jsg.engine.device.panels import lay_out
 from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.device.programs import POOL_KINDS, DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.device.runner import ModelRunner
+from jsg.engine.device.step import own_pages
 from jsg.engine.embedder import read_embedder
 from jsg.engine.find import find_model
 from jsg.engine.grammars.constraints import Constraints
@@ -187,6 +188,7 @@ class Settings:
             embeds=self.embedder is not None,
             num_groups=len(self.model.page_groups),
             has_states=bool(self.model.state_shapes),
+            has_drafts=self.model.draft is not None,
             has_switches=self.platform != "gpu",
         )
 
@@ -195,19 +197,34 @@ class Settings:
         """Bytes of a row of the vision pool."""
         return self.model.hidden_size * self.dtype.itemsize
 
+    @property
+    def draft_row_bytes(self) -> int:
+        """Bytes that each request row has for drafts of the model itself: hidden states, and pages of its own."""
+        if self.model.draft is None:
+            return 0
+        own_tokens = own_pages(self.page_size) * self.page_size
+        own_bytes = own_tokens * self.model.kv_shapes[-1].numbers * self.kv_dtype.itemsize
+        return HIDDEN_KEPT * self.vision_row_bytes + own_bytes
+
     def make_state(self, plan: MemoryPlan) -> DeviceState:
         """The state before the first step, with the pool that is planned."""
         model, pages = self.model, plan.num_pages(self.page_size)
         place = functools.partial(sharding_of, self.mesh)
+        counts = [pages[window] for window in model.layer_windows]
+        if model.draft is not None:
+            counts[-1] += (self.max_running + 1) * own_pages(self.page_size)
         pool = make_pool(
             model.kv_shapes,
-            [pages[window] for window in model.layer_windows],
+            counts,
             self.page_size,
             self.kv_dtype,
             is_by_head=ops.is_pool_by_head(self.platform),
             place=place,
         )
         pool = pool._replace(states=make_states(model.state_shapes, plan.num_slots, self.dtype, place))
+        if model.draft is not None:
+            shape = (self.max_running + 1, HIDDEN_KEPT, model.hidden_size)
+            pool = pool._replace(hidden=(jnp.zeros(shape, self.dtype, device=sharding_of(self.mesh, None, 3)),))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:
             rows = jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype, device=whole)
@@ -440,11 +457,12 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
 
 def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelSpec, Embedder | None]:
     """The shape of a model, and how it embeds if it does. Logs what a file says that has no effect."""
-    model = read_spec(directory).over_devices(config.tp_size, config.ep_size)
+    model = read_spec(directory, drafts=config.speculative != "off").over_devices(config.tp_size, config.ep_size)
     for note in model.notes:
         logger.warning("%s", note)
     embedder = read_embedder(directory, config.task, model)
     if embedder is not None:  # whose checkpoint may have no head
+        model = dataclasses.replace(model, draft=None)
         model = with_kept(directory, model, config.load_format) if config.load_format != "dummy" else model
         return dataclasses.replace(model, tie_word_embeddings=True), embedder
     return model if config.load_format == "dummy" else with_own_head(directory, model, config.load_format), None
@@ -494,6 +512,7 @@ def plan_of(
         chunk=settings.buckets.chunk,
         vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
         num_devices=settings.config.tp_size,
+        draft_row_bytes=settings.draft_row_bytes,
         bytes_per_state=settings.model.state_bytes(settings.dtype.itemsize),
     )
 

@@ -96,6 +96,8 @@ def load_model(
 def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto") -> ModelSpec:
     """The config of a checkpoint, with the experts as they are there, and with a head of its own if one is there.
 
+    Without the layer that drafts tokens, if that is not there.
+
     As in transformers, a model is not tied if its checkpoint has a head that differs from the embedding. Some
     checkpoints of tied models hold the table twice, and some files say or mean by default that a model is tied which is
     not.
@@ -103,11 +105,12 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    is_open = config.tie_word_embeddings or config.has_experts or is_in_few_bits(directory, config)
+    is_open = config.tie_word_embeddings or config.has_experts or config.draft or is_in_few_bits(directory, config)
     if not is_open or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
         config = _with_forms(config, checkpoint).with_stacks(checkpoint.holds)
+        config = config.with_draft(checkpoint.holds)
         if not config.tie_word_embeddings or not checkpoint.differ(HEAD, TABLE):
             return config
     logger.warning(
