@@ -239,12 +239,13 @@ class Drafter:
 
     def _count(self, entry: BatchEntry, num_taken: int) -> None:
         request = entry.running.request
-        outlook, report = self._outlooks.get(request.rid), None
+        outlook = self._outlooks.get(request.rid)
+        kinds = [] if outlook is None else outlook.drafted
+        report = None
         if request.return_drafts:
             report = self._reports.setdefault(request.rid, DraftReport(proposed={}, taken={}))
         for index in range(entry.num_drafts):
-            is_forced = outlook is None or index >= len(outlook.drafted)
-            source = Source.FORCED if is_forced else outlook.drafted[index][0]
+            source = kinds[index][0] if index < len(kinds) else Source.FORCED
             for counts in (self._counts, report) if report else (self._counts,):
                 counts.proposed[source.label] = counts.proposed.get(source.label, 0) + 1
                 counts.taken[source.label] = counts.taken.get(source.label, 0) + (index < num_taken)
