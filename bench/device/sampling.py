@@ -36,7 +36,7 @@ def _measure(part: Part, name: str, rows: int, variant: Variant) -> None:
     tables = None
     if variant.has_tables:
         shape = (rows + 1, vocab)
-        tables = PenaltyTables(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape))
+        tables = PenaltyTables(jnp.zeros(shape, jnp.int32), jnp.zeros(shape))
     chosen = np.zeros((rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
     masks = _masks(rows, vocab) if variant.has_masks else None
     sample = functools.partial(

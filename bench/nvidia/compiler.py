@@ -7,18 +7,19 @@ results are right.
 
 import dataclasses
 import functools
-import math
 import pathlib
 import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bench import hlo
+from bench.hlo import VIEWS
 from bench.nvidia import machine_code
 from jsg.engine.device.cards import Card, card, mesh_of
 from jsg.engine.device.targets import traced_for
@@ -26,8 +27,6 @@ from jsg.engine.device.targets import traced_for
 CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
 ADDRESSES = "kDynamicSliceFusion"
 """Launches nothing: it hands a part of an array to the call below it, where it lies."""
-VIEWS = {"parameter", "bitcast", "tuple", "get-tuple-element"}
-"""Operations that write nothing."""
 IN_PLACE = VIEWS | {"custom-call"}
 """Operations whose result may be as large as the pool: arguments, views of them, and jsg's own kernels, which write the
 pool in place. Any other operation, such as a copy or a conversion, reads and writes all of it."""
@@ -95,23 +94,11 @@ class Program:
 
     def makers_of(self, elements: int) -> set[str]:
         """The operations, also inside fusions, whose result is an array of `elements` numbers or more."""
-        return {made.operation for made in _operations(self.hlo) if any(math.prod(s) >= elements for s in made.shapes)}
+        return hlo.makers_of(self.hlo, elements)
 
     def writers_of(self, matrices: Collection[tuple[int, int]]) -> list[str]:
-        """The operations that write one of these matrices, or its transpose, to memory.
-
-        An array is a matrix if its axes, in their order, can be split into rows and columns of these sizes. Results
-        inside a fusion are not written to memory, because only a block of them exists at a time.
-        """
-        wanted = {frozenset(matrix) for matrix in matrices}
-        fused = set(re.findall(r" fusion\(.*? calls=%([^\s,]+)", self.hlo))
-        return [
-            made.text
-            for made in _operations(self.hlo)
-            if made.computation not in fused
-            and made.operation not in VIEWS
-            and any(frozenset(cut) in wanted for shape in made.shapes for cut in _cuts(shape))
-        ]
+        """The operations that write one of these matrices, or its transpose, to memory: see `hlo.writers_of`."""
+        return hlo.writers_of(self.hlo, matrices)
 
     def kernel(self, name: str) -> Launch:
         """The only kernel whose name begins with this."""
@@ -123,41 +110,6 @@ class Program:
         executable = self.compiled.runtime_executable()
         assert executable is not None
         return machine_code.instructions(executable.serialize(), kernel, nvdisasm)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Operation:
-    """One line of a program.
-
-    Attributes:
-        computation: The name of the function that it is in.
-        text: Its result and the operation.
-        shapes: The shapes of its results.
-    """
-
-    computation: str
-    operation: str
-    text: str
-    shapes: tuple[tuple[int, ...], ...]
-
-
-def _operations(hlo: str) -> Iterator[_Operation]:
-    """Every operation of an optimised program, in the order of the text."""
-    computation = ""
-    for line in hlo.splitlines():
-        if header := re.match(r"(?:ENTRY )?%(\S+) \(", line):
-            computation = header[1]
-        elif found := re.match(r" +(?:ROOT )?%\S+ = (.*?) ([a-z][a-z-]*)\(", line):
-            result, operation = found.groups()
-            dims = re.findall(r"\w\[([\d,]*)\]", result)
-            shapes = tuple(tuple(map(int, filter(None, each.split(",")))) for each in dims)
-            yield _Operation(computation, operation, f"{result} {operation}", shapes)
-
-
-def _cuts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """The (rows, columns) of each way in which an array can be read as a matrix without moving data."""
-    for axis in range(1, len(shape)):
-        yield math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
 @functools.cache
@@ -199,9 +151,9 @@ def compile_for(
         launches = _launches(listings[-1].read_text(encoding="utf-8"))
     finally:
         shutil.rmtree(folder)
-    hlo = compiled.as_text()
-    assert hlo is not None, "XLA shows every program for a GPU"
-    return Program(card(name), compiled, hlo, launches)
+    text = compiled.as_text()
+    assert text is not None, "XLA shows every program for a GPU"
+    return Program(card(name), compiled, text, launches)
 
 
 def _placed(x: Any, whole: NamedSharding) -> Any:

@@ -162,6 +162,7 @@ def make_model(
         eos_token_ids=frozenset(),
         vision=vision,
         has_states=bool(config.state_shapes),
+        has_switches=False,
     )
     num_pages = pool_tokens // page_size + 1
     shapes = (config.kv_shapes, num_pages, page_size)

@@ -12,10 +12,9 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from bench.nvidia.compiler import VIEWS
-from bench.tp.compiled import ITEM_BYTES, KINDS
+from bench.hlo import VIEWS, array_bytes
+from bench.tp.compiled import KINDS
 
-SIZES = ITEM_BYTES | {"f8e4m3fn": 1, "f8e5m2": 1, "u32": 4, "u64": 8}
 NO_LAUNCH = "all-reduce-done|all-gather-done|constant|partition-id|iota|after-all"
 IGNORED = re.compile(rf"({'|'.join(VIEWS)}|{NO_LAUNCH}|({KINDS})(-start)?)$")
 """Operations that are no launch, and exchanges between devices, which `bench.tp` counts."""
@@ -76,7 +75,7 @@ class _Array:
 
     @property
     def num_bytes(self) -> int:
-        return SIZES[self.dtype] * math.prod(self.shape)
+        return array_bytes(self.dtype, self.shape)
 
     def repeated(self, times: int) -> "_Array":
         """With as many times the columns."""

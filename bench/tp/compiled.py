@@ -1,13 +1,12 @@
 """Reads the exchanges between devices from a compiled program."""
 
-import math
 import re
 from collections import Counter
 
+from bench.hlo import array_bytes
 from bench.tp.interconnect import Collective
 
 KINDS = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
-ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "f64": 8}
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -19,7 +18,7 @@ def collectives(hlo: str) -> list[Collective]:
     for result, kind in re.findall(rf" = (.*?) ({KINDS})(?:-start)?\(", hlo):
         # The result of the start of an asynchronous collective has its operands and its results. The larger one counts.
         sizes = [
-            ITEM_BYTES[dtype] * math.prod(map(int, filter(None, dims.split(","))))
+            array_bytes(dtype, map(int, filter(None, dims.split(","))))
             for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", result)
         ]
         found[kind, max(sizes)] += 1

@@ -22,7 +22,7 @@ from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
 from jsg.config import EngineConfig
 from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory
-from jsg.engine.device.programs import GREEDY, MASKED_EVERYTHING
+from jsg.engine.device.programs import EVERYTHING, GREEDY
 from jsg.errors import MemoryPlanError
 from jsg.models.loading import abstract_model
 from jsg.models.quantise import BYTES_PER_NUMBER
@@ -153,7 +153,7 @@ def memory_plan(model: h200.Model, weights: int, num_devices: int) -> MemoryPlan
     """The engine's memory plan on an H200, from the largest program of each kind; None if nothing fits."""
     config, key = model.config, h200.BUCKETS.extend[-1]
     most_rows = max(key.num_rows for key in h200.BUCKETS.all)
-    names = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
+    names = [("forward", key), ("sample", most_rows, EVERYTHING), ("prompt_logprobs", key.num_tokens)]
     programs = [model.programs.program(name).compiled for name in names]
     given = memory_of(programs[0]).argument_size_in_bytes - model.donated_bytes // num_devices
     assert abs(given / weights - 1) < 0.01, "the program is given the weights that are planned"

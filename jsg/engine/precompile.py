@@ -17,12 +17,11 @@ from jsg.engine.device.programs import Programs
 from jsg.engine.device.targets import Target, traced_for
 from jsg.engine.find import find_model
 from jsg.engine.grammars.kernel_folder import KernelFolder
+from jsg.engine.progress import Report, counted
 from jsg.engine.startup import (
-    Report,
     Settings,
     abstract_model_of,
     begin,
-    counted,
     kernel_cache_of,
     make_executables,
     make_plan,
@@ -53,11 +52,11 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
     config = dataclasses.replace(config, programs=None, disable_compilation_cache=True)
     mesh, make, found = None, Executables, None
     if target is not None:
-        found = tpus.target(target) if target in tpus.NAMES else cards.card(target).target
+        found = find_target(target)
         mesh = found.mesh(config.tp_size, config.ep_size)
-        make = functools.partial(_TargetExecutables, mesh, target)
+        make = functools.partial(TargetExecutables, mesh, target)
     with no_compilation_cache(), traced_for(mesh):
-        settings = begin(config, report) if found is None else _begin_for(config, found, mesh)
+        settings = begin(config, report) if found is None else begin_for(config, found, mesh)
         executables = make_executables(settings, make)
         plan = make_plan(settings, executables)
         report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
@@ -72,14 +71,19 @@ def precompile(config: EngineConfig, directory: Path, report: Report, target: st
     kernels.wait()
 
 
-def _begin_for(config: EngineConfig, target: Target, mesh: Mesh | None) -> Settings:
+def find_target(name: str) -> Target:
+    """The target of this name, one of `cards.NAMES` or `tpus.NAMES`."""
+    return tpus.target(name) if name in tpus.NAMES else cards.card(name).target
+
+
+def begin_for(config: EngineConfig, target: Target, mesh: Mesh | None) -> Settings:
     """As `begin`, for devices that are not here. JAX starts on this machine's processor."""
     device = target.device(config.tp_size, "programs are compiled for it")
     settings = settle(config, find_model(config), device, None)
     return dataclasses.replace(settings, mesh=mesh if config.tp_size > 1 else None)
 
 
-class _TargetExecutables(Executables):
+class TargetExecutables(Executables):
     """Executables that are only compiled, for devices that are not here."""
 
     def __init__(self, target: Mesh, name: str, **options: Any):

@@ -19,6 +19,7 @@ from jsg.kernels_pallas import (
     reference_convolution,
     reference_delta,
     reference_fp8,
+    reference_penalties,
     reference_routes,
     reference_rows,
     reference_threshold,
@@ -28,6 +29,7 @@ from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.falling_back import falling_back, refusals  # noqa: F401 # others ask `ops` for refusals
 from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.form import Form
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     Chunks,
@@ -46,6 +48,7 @@ from jsg.kernels_pallas.inputs import (
     SharedKernels,
     StateCache,
 )
+from jsg.kernels_pallas.reference_penalties import Penalties
 from jsg.kernels_pallas.reference_routes import Routes
 from jsg.window import Window
 
@@ -345,8 +348,8 @@ def matmul(
             order that does not depend on the other rows. Or in few bits, restored in the type of `x`; or in `fp8`.
         result: Type of the result. Of panels float32 or bfloat16.
         sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
-        implementation: Of a kernel in few bits: "triton", which restores parts in registers, "reference", which writes
-            all of it first, or None for the best that works here.
+        implementation: Of a kernel in few bits: "triton" and "tpu", which restore parts on the chip, "reference", which
+            writes all of it first, or None for the best that works here.
     """
     if isinstance(kernel, Fp8Kernel):
         return fp8.matmul(x, kernel, result, implementation, best_implementation())
@@ -355,13 +358,22 @@ def matmul(
         from jsg.kernels_pallas.native import matmul as native
 
         return native.matmul(x, kernel, result, sizes)
-    if (implementation or best_implementation()) == "triton":
-        from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
+    match implementation or best_implementation():
+        case "triton":
+            from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
 
-        with falling_back("few_bits_matmul", "triton", implementation):
-            return few_bits_matmul(x, kernel, result, interpret=_interprets())
+            with falling_back("few_bits_matmul", "triton", implementation):
+                return few_bits_matmul(x, kernel, result, interpret=_interprets())
+        case "tpu":
+            from jsg.kernels_pallas import vmem_matmul
+
+            with falling_back("few_bits_matmul", "tpu", implementation):
+                return vmem_matmul.matmul(x, kernel, result, interpret=_interprets())
+        case _:
+            pass
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # as `models.layers.project`
-    return jnp.tensordot(x, kernel.restored(x.dtype), 1, precision=precision, preferred_element_type=result)
+    dimensions = ((1,), (kernel.axis,)), ((), ())
+    return lax.dot_general(x, kernel.restored(x.dtype), dimensions, precision, result)
 
 
 def has_faster_columns(x: Float[Array, "T D"], kernel: Quantised) -> bool:
@@ -480,13 +492,13 @@ def grouped_matmul(
         rows: The rows of group 0, then those of group 1, and so on.
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
             Those in panels, and those of `fp8`, have their scales. A `Quantised` is restored in the type of the rows,
-            by "triton" part by part in registers, else all of it first.
+            by "triton" and "tpu" part by part on the chip, else all of it first.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
         bias: What is added to each column; None for nothing.
         result: Type of the result.
-        implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which
-            on a TPU is a kernel, and elsewhere computes every row with every kernel.
+        implementation: "triton", "tpu", "reference", or None for the best that works here. The reference is XLA's own,
+            which on a TPU is a kernel, and elsewhere computes every row with every kernel.
 
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
@@ -505,6 +517,15 @@ def grouped_matmul(
             return kernel.grouped_matmul(
                 rows, kernels, sizes, scale=scale, bias=bias, result=result, interpret=_interprets()
             )
+    if (implementation or best_implementation()) == "tpu" and (isinstance(kernels, Quantised) or scale is not None):
+        from jsg.kernels_pallas import vmem_matmul
+
+        few = kernels if isinstance(kernels, Quantised) else Quantised(kernels, scale, Form("int8"))
+        with falling_back("grouped_matmul", "tpu", implementation):
+            sums = vmem_matmul.grouped_matmul(
+                rows, few, sizes, result if bias is None else jnp.float32, interpret=_interprets()
+            )
+            return sums if bias is None else (sums + bias[group]).astype(result)
     kernels = kernels.restored(rows.dtype) if isinstance(kernels, Quantised) else kernels
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
     if scale is None and bias is None:
@@ -590,15 +611,38 @@ def experts_beside(
     return kernel.experts_beside(*given, result=result, interpret=_interprets())
 
 
+def penalised(
+    logits: Float[Array, "R V"],
+    counts: Int[Array, "rows V"],
+    bias: Float[Array, "rows V"],
+    penalties: Penalties,
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "R V"]:
+    """The logits after penalties and biases. What is not finite is not afterwards.
+
+    Args:
+        logits: Those of the model.
+        counts: For each request twice how often a token stands in its output, and 1 more if it stands in the prompt.
+        bias: For each request what is added at last.
+        penalties: Those of each row, and which row of the tables it has.
+        implementation: "tpu", "reference", or None for the best that works here.
+    """
+    if (implementation or best_implementation()) == "tpu":
+        from jsg.kernels_pallas import vmem_penalties
+
+        return vmem_penalties.penalised(logits, counts, bias, penalties, interpret=_interprets())
+    return reference_penalties.penalised(logits, counts, bias, penalties)
+
+
 def kept_threshold(
     logits: Float[Array, "R V"],
-    largest: Float[Array, " R"],
     temperature: Float[Array, " R"],
     top_k: Int[Array, " R"],
     top_p: Float[Array, " R"],
     *,
     implementation: str | None = None,
-) -> UInt[Array, " R"]:
+) -> tuple[UInt[Array, " R"], Float[Array, " R"]]:
     """For each row the threshold of the logits that top-k, and then top-p of those, keep. It needs no sort.
 
     A logit is kept if its `reference_threshold.sortable` is at least the threshold. Logits that equal the last one kept
@@ -607,22 +651,25 @@ def kept_threshold(
 
     Args:
         logits: Before the temperature. A row with NaN gets any threshold.
-        largest: The largest logit of each row.
         temperature: Probabilities are proportional to exp(logit / temperature); more than 0.
         top_k: How many of the most likely logits to keep; V or more keeps all.
         top_p: Probability mass to keep; 1 or more keeps all.
-        implementation: "triton", "reference", or None for the best that works here.
+        implementation: "triton", "tpu", "reference", or None for the best that works here.
+
+    Returns:
+        The thresholds, and the largest logit of each row, infinite for one with NaN.
     """
-    match implementation or best_implementation():
-        case "triton":
-            from jsg.kernels_pallas import token_threshold as kernel
-        case "tpu":
-            from jsg.kernels_pallas import vmem_threshold as kernel
-        case _:
-            kernel = None
-    if kernel is not None:
-        return kernel.kept_threshold(logits, largest, temperature, top_k, top_p, interpret=_interprets())
-    return reference_threshold.kept_threshold(logits, largest, temperature, top_k, top_p)
+    implementation = implementation or best_implementation()
+    if implementation == "tpu":
+        from jsg.kernels_pallas import vmem_threshold
+
+        return vmem_threshold.kept_threshold(logits, temperature, top_k, top_p, interpret=_interprets())
+    largest = jnp.max(jnp.where(logits < jnp.inf, logits, jnp.inf), axis=-1)
+    if implementation == "triton":
+        from jsg.kernels_pallas import token_threshold as kernel
+
+        return kernel.kept_threshold(logits, largest, temperature, top_k, top_p, interpret=_interprets()), largest
+    return reference_threshold.kept_threshold(logits, largest, temperature, top_k, top_p), largest
 
 
 def top_logits(

@@ -30,23 +30,23 @@ SIGN = -(2**31)
 
 def kept_threshold(
     logits: Float[Array, "R V"],
-    largest: Float[Array, " R"],
     temperature: Float[Array, " R"],
     top_k: Int[Array, " R"],
     top_p: Float[Array, " R"],
     *,
     interpret: bool = False,
-) -> UInt[Array, " R"]:
+) -> tuple[UInt[Array, " R"], Float[Array, " R"]]:
     """See `ops.kept_threshold`. The threshold may be smaller than the exact one, if it keeps the same logits."""
     num_rows, vocab = logits.shape
     padded = pl.cdiv(vocab, CHUNK) * CHUNK
-    numbers = jnp.stack([largest, temperature, top_k.astype(jnp.float32), top_p], axis=1)
-    found = pl.pallas_call(
+    numbers = jnp.stack([temperature, top_k.astype(jnp.float32), top_p], axis=1)
+    own = pl.BlockSpec((ROWS, 1), lambda group: (group, 0))
+    found, largest = pl.pallas_call(
         kept_threshold_kernel,
         grid=(pl.cdiv(num_rows, ROWS),),
         in_specs=[pl.BlockSpec((ROWS, width), lambda group: (group, 0)) for width in (vocab, numbers.shape[1])],
-        out_specs=pl.BlockSpec((ROWS, 1), lambda group: (group, 0)),
-        out_shape=jax.ShapeDtypeStruct((num_rows, 1), jnp.int32),
+        out_specs=[own, own],
+        out_shape=[jax.ShapeDtypeStruct((num_rows, 1), dtype) for dtype in (jnp.int32, jnp.float32)],
         scratch_shapes=[pltpu.VMEM((ROWS, padded), dtype) for dtype in (jnp.int32, jnp.float32)],
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=4 * ROWS * padded * 4 + SPARE_BYTES),
         cost_estimate=pl.CostEstimate(
@@ -54,38 +54,37 @@ def kept_threshold(
         ),
         interpret=interpret,
     )(logits, numbers)
-    return lax.bitcast_convert_type(found[:, 0], jnp.uint32)
+    return lax.bitcast_convert_type(found[:, 0], jnp.uint32), largest[:, 0]
 
 
 def kept_threshold_kernel(
-    logits: jax.Ref, numbers: jax.Ref, threshold: jax.Ref, order: jax.Ref, weights: jax.Ref
+    logits: jax.Ref, numbers: jax.Ref, threshold: jax.Ref, largest: jax.Ref, order: jax.Ref, weights: jax.Ref
 ) -> None:
-    """One program: the thresholds of eight rows.
+    """One program: the thresholds of eight rows, and their largest logits.
 
-    Grid: (R / 8,). Blocks: logits [8, V] and four numbers of each row in VMEM, to which the next rows come meanwhile.
+    Grid: (R / 8,). Blocks: logits [8, V] and three numbers of each row in VMEM, to which the next rows come meanwhile.
     Scratch: the logits as int32 in the same order, and their weights, [8, V] and padding, the smallest, that weighs 0.
     Rows past R hold anything: a search ends after 32 bits.
     """
-    vocab, (largest, temperature, top_k, top_p) = logits.shape[1], (numbers[:, i : i + 1] for i in range(4))
+    vocab, (temperature, top_k, top_p) = logits.shape[1], (numbers[:, i : i + 1] for i in range(3))
+    order[:, -CHUNK:] = jnp.full((ROWS, CHUNK), SIGN, jnp.int32)
+    weights[:, -CHUNK:] = jnp.zeros((ROWS, CHUNK))
+
+    def rank(at: pl.Slice, largest: Float[Array, "R 1"]) -> Float[Array, "R 1"]:
+        bits = lax.bitcast_convert_type(logits[:, at], jnp.int32)
+        order[:, at] = bits ^ ((bits >> 31) & ~SIGN)
+        part = jnp.where(logits[:, at] < jnp.inf, logits[:, at], jnp.inf)
+        return jnp.maximum(largest, jnp.max(part, axis=1, keepdims=True))
+
+    def weigh(at: pl.Slice, _: None) -> None:
+        weights[:, at] = weight_of(logits[:, at])
 
     def weight_of(logits: Float[Array, "R n"]) -> Float[Array, "R n"]:
-        weight = jnp.exp((logits - largest) / temperature)
+        weight = jnp.exp((logits - largest[...]) / temperature)
         return jnp.where(weight > 0, weight, 0.0)  # 0 for NaN
 
-    def prepare(start: Int[Array, ""] | int, size: int) -> None:
-        part = logits[:, pl.ds(start, size)]
-        bits = lax.bitcast_convert_type(part, jnp.int32)
-        order[:, pl.ds(start, size)] = bits ^ ((bits >> 31) & ~SIGN)
-        weights[:, pl.ds(start, size)] = weight_of(part)
-
-    whole = vocab // CHUNK * CHUNK
-    if whole:
-        lax.fori_loop(0, whole // CHUNK, lambda i, _: prepare(pl.multiple_of(i * CHUNK, CHUNK), CHUNK), None)
-    if whole < vocab:
-        order[:, whole:] = jnp.full((ROWS, CHUNK), SIGN, jnp.int32)
-        weights[:, whole:] = jnp.zeros((ROWS, CHUNK))
-        prepare(whole, vocab - whole)
-
+    largest[...] = over_chunks(vocab, rank, jnp.full((ROWS, 1), -jnp.inf))
+    over_chunks(vocab, weigh, None)
     count = functools.partial(_total, order, lambda _: jnp.ones((ROWS, CHUNK)))
     one = jnp.ones((ROWS, 1))
     least = _search(count, vocab * one, top_k, top_k < vocab, lambda _: one)
@@ -98,6 +97,15 @@ def kept_threshold_kernel(
     above = functools.partial(_total, order, lambda at: weights[:, at])
     nucleus = _search(above, mass, top_p * mass, top_p < 1, lambda low: weight_of(_float_of(low)))
     threshold[...] = jnp.maximum(least ^ SIGN, nucleus ^ SIGN) ^ SIGN
+
+
+def over_chunks[State](vocab: int, step: Callable[[pl.Slice, State], State], state: State) -> State:
+    """The state after the steps of all parts of a row, which are chunks and a shorter one."""
+    whole = vocab // CHUNK
+    if whole:
+        parts = functools.partial(pl.ds, size=CHUNK)
+        state = lax.fori_loop(0, whole, lambda i, state: step(parts(pl.multiple_of(i * CHUNK, CHUNK)), state), state)
+    return step(pl.ds(whole * CHUNK, vocab % CHUNK), state) if vocab % CHUNK else state
 
 
 def _search(

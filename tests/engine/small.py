@@ -15,7 +15,7 @@ from jsg.engine import startup
 from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
 from jsg.engine.device import programs
-from jsg.engine.device.programs import MASKED_EVERYTHING, Variant
+from jsg.engine.device.programs import EVERYTHING
 from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
 from tests.cache.integrity import check_cache
 from tests.engine.late import POOL_TOKENS, late_programs
@@ -79,10 +79,9 @@ def make_core(
 
 
 @contextlib.contextmanager
-def few_variants(*variants: Variant) -> Iterator[None]:
-    """Engines that are made inside have these sampling programs for each number of rows, and one that can do all."""
-    kept = (*variants, MASKED_EVERYTHING)
-    with mock.patch.object(programs, "VARIANTS", kept), mock.patch.object(programs, "MASKED_VARIANTS", kept[-1:]):
+def few_variants() -> Iterator[None]:
+    """Engines that are made inside have one sampling program for each number of rows, which can do all."""
+    with mock.patch.multiple(programs, COMMON=(), RARE=(EVERYTHING,), SWITCHED=(EVERYTHING,)):
         yield
 
 
@@ -95,8 +94,9 @@ def follow(
 
 
 def make_config(directory: pathlib.Path, cache_dir: str, **knobs: object) -> EngineConfig:
-    """The knobs of an engine of the small model."""
+    """The knobs of an engine of the small model. Without drafts, the number of its steps follows from its requests."""
     defaults = {"max_running_requests": 4, "max_total_tokens": POOL_TOKENS, "chunked_prefill_size": 64}
+    defaults["speculative"] = "off"
     fixed = {"load_format": "dummy", "forbid_compile": True, "compilation_cache_dir": cache_dir}
     return EngineConfig(model_path=str(directory), **({**defaults, **fixed, **knobs}))  # pyright: ignore[reportArgumentType]
 

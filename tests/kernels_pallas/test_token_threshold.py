@@ -25,8 +25,7 @@ def compiled(implementation: str):
     """Which logits are kept, [R, V]."""
 
     def is_kept(logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-        largest = jnp.max(logits, axis=-1)
-        threshold = ops.kept_threshold(logits, largest, temperature, top_k, top_p, implementation=implementation)
+        threshold, _ = ops.kept_threshold(logits, temperature, top_k, top_p, implementation=implementation)
         return reference_threshold.sortable(logits) >= threshold[:, None]
 
     return jax.jit(is_kept, compiler_options=QUICKLY)

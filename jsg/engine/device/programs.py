@@ -30,6 +30,9 @@ COPY_CHUNK = 256
 COLUMNS, WHOLE = along(1, 2), PartitionSpec()
 """How devices share results: logits by columns, and the pool as it was. Whole results are equal on all devices."""
 
+POOL_KINDS = frozenset({"forward", "copy_slots"})
+"""Kinds of programs that take the KV pool."""
+
 EncodeName = tuple[Literal["encode"], int, bool]
 """The name of a program that encodes that many tiles of images, or frames of videos if the last part is True."""
 
@@ -53,15 +56,18 @@ DRAWN = GREEDY._replace(is_sampled=True)
 SAMPLED = DRAWN._replace(has_thresholds=True)
 SCORED = GREEDY._replace(has_logprobs=True)
 PENALISED = SAMPLED._replace(has_tables=True)
-EVERYTHING = PENALISED._replace(has_logprobs=True)
 MASKED_GREEDY = GREEDY._replace(has_masks=True)
 MASKED_SAMPLED = SAMPLED._replace(has_masks=True)
-MASKED_EVERYTHING = EVERYTHING._replace(has_masks=True)
-PLAIN_VARIANTS = (GREEDY, DRAWN, SAMPLED, SCORED, PENALISED, EVERYTHING)
-MASKED_VARIANTS = (MASKED_GREEDY, MASKED_SAMPLED, MASKED_EVERYTHING)
-VARIANTS = PLAIN_VARIANTS + MASKED_VARIANTS
-"""The cheapest first and those with masks last: a batch without a grammar takes one of these only if no other is
-compiled yet."""
+EVERYTHING = Variant(*(True for _ in Variant._fields))
+COMMON = (GREEDY, DRAWN, SAMPLED)
+"""What most batches need: every number of rows has them."""
+RARE = (SCORED, PENALISED, MASKED_GREEDY, MASKED_SAMPLED, EVERYTHING)
+"""The others: the largest number of rows and powers of two have them, and other batches are padded to these."""
+SWITCHED = (MASKED_GREEDY, EVERYTHING)
+"""Those of `RARE` that there are if `EVERYTHING` leaves out what no row of a batch needs (`RunnerConfig.has_switches`).
+Without a grammar's mask for greedy rows, devices that share the logits would gather them."""
+VARIANTS = COMMON + RARE
+"""The cheapest first."""
 
 
 class DeviceState(NamedTuple):
@@ -85,7 +91,8 @@ class RunnerConfig:
 
     `num_rows` includes the dump row, `columns` are the pages of one row, `vision` is None for a text model, `embeds`
     says that the engine gives the vector of each prompt, `num_groups` are the page groups of the model, and
-    `has_states` says that it keeps a state of each request.
+    `has_states` says that it keeps a state of each request. With `has_switches` programs have branches: on a GPU the
+    host would wait for the step before to learn which one to start.
     """
 
     vocab_size: int
@@ -97,6 +104,7 @@ class RunnerConfig:
     embeds: bool = False
     num_groups: int = 1
     has_states: bool = False
+    has_switches: bool = True
 
     @property
     def num_top(self) -> int:
@@ -118,9 +126,7 @@ def make_state(
         pool=pool,
         page_table=zeros((config.num_groups * config.num_rows, config.columns), jnp.int32),
         last_token=zeros((config.num_rows,), jnp.int32),
-        penalties=PenaltyTables(
-            output_counts=zeros(shape, jnp.int32), in_prompt=zeros(shape, bool), bias=zeros(shape, jnp.float32)
-        ),
+        penalties=PenaltyTables(counts=zeros(shape, jnp.int32), bias=zeros(shape, jnp.float32)),
         masks=masks.at[0].set(jnp.uint32(0xFFFFFFFF)),
         vision=vision,
     )
@@ -175,23 +181,37 @@ class Programs:
         self.executables = executables
 
     def declare(self) -> None:
-        """Declares every program, in the order in which the background thread compiles those that are left to it.
+        """Declares every program. The largest forward pass is lowered here: see `_hidden`."""
+        for name in self.names:
+            self._declare(name)
+
+    @property
+    def names(self) -> list[Hashable]:
+        """The names of all programs, in the order in which the background thread compiles those that are left to it.
 
         The programs that a first request meets come first. The largest shapes follow, because they stand in for the
-        others. The largest forward pass is lowered here: see `_hidden`.
+        others. Some names are there twice.
         """
         buckets = self.buckets
         names: list[Hashable] = [*self.essential(), *self.usual(), ("prompt_logprobs", buckets.extend[0].num_tokens)]
         for key in sorted(buckets.all, key=lambda key: -key.num_tokens):
             names += [("forward", key), *self._embed(key)]
             names += [("prompt_logprobs", key.num_tokens)] if key.phase is Phase.EXTEND else []
+        return [*names, *self.sampling, *self.encoders]
+
+    @property
+    def sampling(self) -> list[Hashable]:
+        """Names of the programs that sample, those for most rows first. Only batches with a grammar have drafts."""
+        buckets, rare = self.buckets, SWITCHED if self.config.has_switches else RARE
         draft_rows = {key.num_rows for key in buckets.drafts}
         other_rows = {key.num_rows for key in buckets.all if key not in buckets.drafts}
+        names: list[Hashable] = []
         for num_rows in sorted(draft_rows | other_rows, reverse=True):
-            variants = VARIANTS if num_rows in other_rows else MASKED_VARIANTS
+            variants = COMMON if num_rows in other_rows else ()
+            if num_rows in draft_rows or num_rows == buckets.max_rows or num_rows.bit_count() == 1:
+                variants += tuple(each for each in rare if num_rows in other_rows or each.has_masks)
             names += [("sample", num_rows, variant) for variant in variants]
-        for name in (*names, *self.encoders):
-            self._declare(name)
+        return names
 
     @property
     def encoders(self) -> list[EncodeName]:
@@ -203,9 +223,16 @@ class Programs:
     def declare_largest(self) -> list[Hashable]:
         """Declares only the largest program of each kind, whose memory analyses are read; returns their names."""
         key, most_rows = self.buckets.extend[-1], max(key.num_rows for key in self.buckets.all)
-        names: list[Hashable] = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING)]
+        names: list[Hashable] = [("forward", key), ("sample", most_rows, EVERYTHING)]
         names += [("prompt_logprobs", key.num_tokens)]
         names += [name for name in self.encoders if name[1] == self.buckets.encode[-1]]
+        for name in names:
+            self._declare(name)
+        return names
+
+    def declare_first(self) -> list[Hashable]:
+        """Declares the programs that a first request uses, among which each kind is; returns their names."""
+        names = self.essential() + self.usual()
         for name in names:
             self._declare(name)
         return names
@@ -214,13 +241,12 @@ class Programs:
         """Programs that must be compiled before the first request, because no larger one can stand in for them.
 
         A shape that does not read shared prefixes once can stand in for one that does, and without the shapes for
-        drafts there are fewer drafts. Another program could stand in for two of the sampling programs here, but it does
-        far more work.
+        drafts there are fewer drafts. Without switches `EVERYTHING` would do far more work for most batches.
         """
-        buckets = self.buckets
+        buckets, variants = self.buckets, (EVERYTHING,) if self.config.has_switches else (GREEDY, SAMPLED, EVERYTHING)
         largest = (buckets.extend[-1], *buckets.decode[-1:])
         names: list[Hashable] = [name for key in largest for name in (("forward", key), *self._embed(key))]
-        names += [("sample", buckets.max_rows, variant) for variant in (GREEDY, SAMPLED, MASKED_EVERYTHING)]
+        names += [("sample", buckets.max_rows, variant) for variant in variants]
         names += [("prompt_logprobs", buckets.max_tokens)]
         names += [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
         names += [("copy_slots",)] if self.config.page_size > 1 else []
@@ -244,7 +270,7 @@ class Programs:
 
     def are_ready(self, key: BucketKey) -> bool:
         """Whether any batch of this shape can run."""
-        names = [("forward", key), ("sample", key.num_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
+        names = [("forward", key), ("sample", key.num_rows, EVERYTHING), ("prompt_logprobs", key.num_tokens)]
         return all(map(self.executables.is_ready, names))
 
     def _declare(self, name: Hashable) -> None:
@@ -268,9 +294,12 @@ class Programs:
                 declare(step.pooled, self._hidden(key.num_tokens), _host(key.num_rows))
             case ("sample", int() as num_rows, Variant() as variant):
                 flags = {"is_sampled": variant.is_sampled, "has_thresholds": variant.has_thresholds}
+                sample = functools.partial(step.sample, **flags)
+                if config.has_switches and variant == EVERYTHING:
+                    sample = step.sample_needed
                 rows = _host(num_rows)
                 declare(
-                    functools.partial(step.sample, **flags, num_top=config.num_top),
+                    functools.partial(sample, num_top=config.num_top),
                     self._logits(num_rows),
                     _host(num_rows, step.SAMPLING_COLUMNS),
                     state.last_token,

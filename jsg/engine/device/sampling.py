@@ -10,12 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jsg.engine.device.noise import gumbel
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.reference_penalties import Penalties
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.models.tensor_parallel import AXES, first_index, num_parts
 
@@ -44,10 +46,14 @@ class SamplingInputs(NamedTuple):
 
 
 class PenaltyTables(NamedTuple):
-    """For each request row, token counts for penalties and the bias of logits. Donated to each step that uses them."""
+    """For each request row what penalties need, and the bias of logits. Donated to each step that uses them.
 
-    output_counts: Int[Array, "rows V"]
-    in_prompt: Bool[Array, "rows V"]
+    Attributes:
+        counts: For each token twice how often it was generated, and 1 more if it stands in the prompt.
+        bias: What is added to its logit.
+    """
+
+    counts: Int[Array, "rows V"]
     bias: Float[Array, "rows V"]
 
 
@@ -100,15 +106,29 @@ def choose_tokens(
         is_sampled: Static; False where every row is greedy.
         has_thresholds: Static; False where top-k, top-p and min-p keep every token of every row.
     """
-    scores = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
-    scores = scores if tables is None else _penalised(scores, inputs, tables)
+    scores = logits if allowed is None else jnp.where(allowed | ~(logits < jnp.inf), logits, -jnp.inf)
+    scores = scores if tables is None else ops.penalised(scores, *tables, _penalties(inputs))
     if not (is_sampled and has_thresholds):
         scores = _perturbed(scores, inputs, None) if is_sampled else scores
         return jnp.where(_is_broken(logits), -1, first_best(scores))
-    largest = jnp.max(jnp.where(logits < jnp.inf, scores, jnp.inf), axis=-1)  # read once for this and for `_is_broken`
-    is_kept = _is_kept(scores, largest, _divisor(inputs), inputs)
-    best = first_best(_perturbed(scores, inputs, is_kept))
-    return jnp.where(largest < jnp.inf, best, -1)
+    is_kept, largest = _is_kept(scores, _divisor(inputs), inputs)
+    return jnp.where(largest < jnp.inf, first_best(_perturbed(scores, inputs, is_kept)), -1)
+
+
+def choose_needed(
+    logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables, masks: TokenMasks
+) -> Int[Array, " R"]:
+    """As `choose_tokens` with everything. One of three branches runs: greedy, without tables, with all."""
+
+    def choose(tables: PenaltyTables | None) -> Int[Array, " R"]:
+        return choose_tokens(logits, inputs, tables, allowed_tokens(masks, logits.shape[1]), is_sampled=True)
+
+    def choose_best() -> Int[Array, " R"]:
+        return choose_tokens(logits, inputs, None, is_sampled=False)
+
+    needs_more = jnp.any(masks.rows > 0) | jnp.any(inputs.numbers["temperature"] > 0)
+    branch = jnp.where(jnp.any(inputs.uses_tables), 2, needs_more.astype(jnp.int32))
+    return lax.switch(branch, [choose_best, lambda: choose(None), lambda: choose(tables)])
 
 
 def best_tokens(
@@ -161,8 +181,24 @@ def kept_mass(logits: Float[Array, "R V"], allowed: Bool[Array, "R V"]) -> Float
 
 def count_tokens(tables: PenaltyTables, inputs: SamplingInputs, tokens: Int[Array, " R"]) -> PenaltyTables:
     """The tables after each row's new token."""
-    counts = tables.output_counts.at[inputs.rows, jnp.maximum(tokens, 0)].add(1)
-    return tables._replace(output_counts=counts)
+    return tables._replace(counts=tables.counts.at[inputs.rows, jnp.maximum(tokens, 0)].add(2))
+
+
+def needed_logprobs(
+    logits: Float[Array, "R V"],
+    tokens: Int[Array, " R"],
+    chosen: Int[Array, "R chosen"],
+    masks: TokenMasks,
+    num_top: int,
+) -> tuple[Logprobs, Float[Array, " R"]]:
+    """`token_logprobs` and `kept_mass`; zeros, which no row needs, where every chosen id is -1."""
+
+    def score() -> tuple[Logprobs, Float[Array, " R"]]:
+        mass = kept_mass(logits, allowed_tokens(masks, logits.shape[1]))
+        return token_logprobs(logits, tokens, chosen, num_top), mass
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(score))
+    return lax.cond(jnp.any(chosen >= 0), score, lambda: zeros)
 
 
 def token_logprobs(
@@ -177,15 +213,9 @@ def token_logprobs(
     return Logprobs(token=scores[:, 0], top_ids=top_ids, top=top - largest - total, chosen=scores[:, 1:])
 
 
-def _penalised(logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables) -> Float[Array, "R V"]:
-    counts = tables.output_counts[inputs.rows].astype(jnp.float32)
-    is_seen = tables.in_prompt[inputs.rows] | (counts > 0)
-    repetition = inputs.numbers["repetition_penalty"][:, None]
-    repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
-    out = jnp.where(is_seen, repeated, logits)
-    once = jnp.minimum(counts, 1)  # of a comparison that is used twice XLA would keep an array [R, V]
-    out -= inputs.numbers["frequency_penalty"][:, None] * counts + inputs.numbers["presence_penalty"][:, None] * once
-    return jnp.where(inputs.uses_tables[:, None], out + tables.bias[inputs.rows], logits)
+def _penalties(inputs: SamplingInputs) -> Penalties:
+    names = "repetition_penalty", "frequency_penalty", "presence_penalty"
+    return Penalties(inputs.rows, inputs.uses_tables, *(inputs.numbers[name] for name in names))
 
 
 def _is_broken(logits: Float[Array, "R part"]) -> Bool[Array, " R"]:
@@ -215,16 +245,18 @@ def _perturbed(
 
 
 def _is_kept(
-    logits: Float[Array, "R V"], largest: Float[Array, " R"], temperature: Float[Array, " R"], inputs: SamplingInputs
-) -> Bool[Array, "R V"]:
-    """The tokens that pass top-k, then top-p of the rest, then min-p. Ties with the last token that passes stay in."""
+    logits: Float[Array, "R V"], temperature: Float[Array, " R"], inputs: SamplingInputs
+) -> tuple[Bool[Array, "R V"], Float[Array, " R"]]:
+    """The tokens that pass top-k, then top-p of the rest, then min-p. Ties with the last token that passes stay in.
+
+    And the largest logit of each row: see `ops.kept_threshold`.
+    """
     needs_all = inputs.numbers["temperature"] == 0
-    threshold = ops.kept_threshold(
+    threshold, largest = ops.kept_threshold(
         logits,
-        largest,
         temperature,
         top_k=jnp.where(needs_all, logits.shape[1], inputs.top_k),
         top_p=jnp.where(needs_all, 1.0, inputs.numbers["top_p"]),
     )
     weights = jnp.exp((logits - largest[:, None]) / temperature[:, None])
-    return (sortable(logits) >= threshold[:, None]) & (weights >= inputs.numbers["min_p"][:, None])
+    return (sortable(logits) >= threshold[:, None]) & (weights >= inputs.numbers["min_p"][:, None]), largest

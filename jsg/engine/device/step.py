@@ -19,9 +19,11 @@ from jsg.engine.device.sampling import (
     TokenMasks,
     allowed_tokens,
     best_tokens,
+    choose_needed,
     choose_tokens,
     count_tokens,
     kept_mass,
+    needed_logprobs,
     token_logprobs,
 )
 from jsg.kernels_pallas import ops
@@ -221,13 +223,34 @@ def sample(
         tokens = choose_tokens(logits, inputs, tables, allowed, is_sampled=is_sampled, has_thresholds=has_thresholds)
     else:
         tokens = best_tokens(logits, inputs, allowed, is_sampled=is_sampled)
-    if masks is not None:
-        tokens = jnp.where((masks.forced >= 0) & (tokens >= 0), masks.forced, tokens)
+    tokens = tokens if masks is None else _with_forced(tokens, masks)
     if tables is not None:
         tables = count_tokens(tables, inputs, tokens)
     logprobs = None if chosen is None else token_logprobs(logits, tokens, chosen, num_top)
     mass = None if chosen is None or allowed is None else kept_mass(logits, allowed)
     return StepOutput(tokens, logprobs, mass), last_token.at[inputs.rows].set(jnp.maximum(tokens, 0)), tables
+
+
+def sample_needed(
+    logits: Float[Array, "B V"],
+    packed: Int[Array, "B columns"],
+    last_token: Int[Array, " R"],
+    tables: PenaltyTables,
+    chosen: Int[Array, "B chosen"],
+    masks: TokenMasks,
+    *,
+    num_top: int,
+) -> tuple[StepOutput, Int[Array, " R"], PenaltyTables]:
+    """As `sample` with everything. What no row needs is left out while the program runs."""
+    inputs, logits = unpack_sampling(packed), gather_columns(logits)
+    tokens = _with_forced(choose_needed(logits, inputs, tables, masks), masks)
+    output = StepOutput(tokens, *needed_logprobs(logits, tokens, chosen, masks, num_top))
+    last_token = last_token.at[inputs.rows].set(jnp.maximum(tokens, 0))
+    return output, last_token, count_tokens(tables, inputs, tokens)
+
+
+def _with_forced(tokens: Int[Array, " R"], masks: TokenMasks) -> Int[Array, " R"]:
+    return jnp.where((masks.forced >= 0) & (tokens >= 0), masks.forced, tokens)
 
 
 def prompt_logprobs(
@@ -269,14 +292,12 @@ def write_counts(
 ) -> PenaltyTables:
     """Counts `ids` as prompt or output tokens of a request; with `reset` forgets its row first. Id -1 is padding."""
     vocab = tables.bias.shape[1]
-    counts = jnp.where(reset > 0, 0, tables.output_counts[row])
-    in_prompt = jnp.where(reset > 0, False, tables.in_prompt[row])
+    counts = jnp.where(reset > 0, 0, tables.counts[row])
     output_ids = jnp.where((ids >= 0) & (is_output > 0), ids, vocab)
     prompt_ids = jnp.where((ids >= 0) & (is_output == 0), ids, vocab)
-    return tables._replace(
-        output_counts=tables.output_counts.at[row].set(counts.at[output_ids].add(1, mode="drop")),
-        in_prompt=tables.in_prompt.at[row].set(in_prompt.at[prompt_ids].set(True, mode="drop")),
-    )
+    counts = counts.at[output_ids].add(2, mode="drop")
+    counts |= jnp.zeros_like(counts).at[prompt_ids].set(1, mode="drop")
+    return tables._replace(counts=tables.counts.at[row].set(counts))
 
 
 def write_bias(

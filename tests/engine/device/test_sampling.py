@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from jsg.engine.device import noise, packing, step
+from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.engine.device.sampling import (
     PenaltyTables,
     SamplingInputs,
     TokenMasks,
-    _penalised,
+    _penalties,
     choose_tokens,
     count_tokens,
     first_best,
     token_logprobs,
 )
+from jsg.kernels_pallas import ops
 from jsg.types import SamplingParams
 from tests.kernels_pallas.definition import QUICKLY
 
@@ -35,6 +37,7 @@ def inputs_of(*samplings: SamplingParams, output_index: int = 0, seeds: list[int
 FLAGS = ("is_sampled", "has_thresholds")
 choose_jitted = jax.jit(choose_tokens, static_argnames=FLAGS, compiler_options=QUICKLY)
 sample_jitted = jax.jit(step.sample, static_argnames=(*FLAGS, "num_top"), compiler_options=QUICKLY)
+needed_jitted = jax.jit(step.sample_needed, static_argnames="num_top", compiler_options=QUICKLY)
 
 
 def choose(logits: np.ndarray, inputs: SamplingInputs, tables: PenaltyTables | None = None) -> np.ndarray:
@@ -168,9 +171,7 @@ def test_threefry_gives_the_published_vectors(counter: tuple, key: tuple, expect
 
 def tables_with(prompt: list[int], output: list[int], bias: dict[int, float]) -> PenaltyTables:
     """Tables in which row 1 belongs to a request with these tokens, made as the runner makes them."""
-    tables = PenaltyTables(
-        jnp.full((3, VOCAB), 7, jnp.int32), jnp.ones((3, VOCAB), bool), jnp.full((3, VOCAB), 5.0)
-    )  # what an earlier request left behind
+    tables = PenaltyTables(jnp.full((3, VOCAB), 7, jnp.int32), jnp.full((3, VOCAB), 5.0))  # an earlier request's
     ids = np.full(16, -1, np.int32)
     ids[: len(prompt + output)] = prompt + output
     is_output = (np.arange(16) >= len(prompt)).astype(np.int32)
@@ -190,9 +191,10 @@ def test_the_first_of_equally_good_tokens_wins(vocab: int):
     assert np.array_equal(first_best(jnp.asarray(scores)), scores.argmax(-1))
 
 
-def test_penalties_and_bias_equal_their_formulas():
+@pytest.mark.parametrize("implementation", ["reference", "tpu"])
+def test_penalties_and_bias_equal_their_formulas(implementation: str):
     rng = np.random.default_rng(5)
-    logits = rng.normal(size=(1, VOCAB)).astype(np.float32)
+    logits = rng.normal(size=(10, VOCAB)).astype(np.float32)
     prompt, output = [3, 4, 4], [4, 9, 9, 0]
     sampling = SamplingParams(
         temperature=0, frequency_penalty=0.3, presence_penalty=0.7, repetition_penalty=1.5, logit_bias=((11, 1.25),)
@@ -203,8 +205,11 @@ def test_penalties_and_bias_equal_their_formulas():
     for token in set(output):
         expected[token] -= 0.3 * output.count(token) + 0.7
     expected[11] += 1.25
-    got = jax.jit(_penalised)(jnp.asarray(logits), inputs_of(sampling), tables_with(prompt, output, {11: 1.25}))
-    np.testing.assert_allclose(np.asarray(got)[0], expected, atol=1e-6)
+    inputs = inputs_of(sampling, *[SamplingParams(temperature=0)] * 9)  # a kernel takes eight rows at a time
+    tables, penalise = tables_with(prompt, output, {11: 1.25}), jax.jit(ops.penalised, static_argnames="implementation")
+    got = np.asarray(penalise(logits, *tables, _penalties(inputs), implementation=implementation))
+    np.testing.assert_allclose(got[0], expected, atol=1e-6)
+    np.testing.assert_array_equal(got[1:], logits[1:])
 
 
 def test_a_row_without_penalties_ignores_what_its_tables_hold():
@@ -217,8 +222,8 @@ def test_a_row_without_penalties_ignores_what_its_tables_hold():
 def test_new_tokens_are_counted_and_padding_goes_to_row_zero():
     tables = tables_with([1], [2], {})
     inputs = inputs_of(SamplingParams(frequency_penalty=1))
-    counts = np.asarray(jax.jit(count_tokens)(tables, inputs, jnp.array([2])).output_counts)
-    assert counts[1, 2] == 2 and counts[1].sum() == 2
+    counts = np.asarray(jax.jit(count_tokens)(tables, inputs, jnp.array([2])).counts)
+    assert counts[1, 2] == 4 and counts[1].sum() == 5, "two in the output, and another token in the prompt"
 
 
 def test_a_bias_of_minus_infinity_is_never_drawn():
@@ -308,3 +313,46 @@ def test_a_forced_token_stands_whatever_the_logits_say_unless_they_are_broken():
     output = sample_masked(logits, [SamplingParams(temperature=0)] * 3, masks_of([[], [], []], [-1, 11, 11]))
     assert output.tokens.tolist() == [7, 11, -1] and output.logprobs is not None
     assert float(output.logprobs.token[1]) == pytest.approx(-np.log(VOCAB - 1 + np.exp(5)), abs=1e-5)
+
+
+# What no row needs is left out.
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_one_program_with_branches_gives_the_bits_of_one_for_each_need(variant: Variant):
+    """Of the rows some need everything that the variant can do, and some nothing."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(8, VOCAB)).astype(np.float32) * 3
+    logits[6, 3] = np.nan
+    packed = np.zeros((8, step.SAMPLING_COLUMNS), np.int32)
+    for row in range(8):
+        needs = variant if row % 3 else GREEDY
+        fields = {"top_p": 0.9, "top_k": 20} if needs.has_thresholds else {}
+        fields |= {"repetition_penalty": 1.2, "frequency_penalty": 0.5} if needs.has_tables else {}
+        sampling = SamplingParams(temperature=0.8 * needs.is_sampled, **fields)
+        packed[row] = [row + 1, row, *packing.sampling_row(sampling, row, VOCAB)]
+    tables = PenaltyTables(jnp.asarray(rng.integers(0, 5, (9, VOCAB)), jnp.int32), jnp.zeros((9, VOCAB), jnp.float32))
+    some = [[1, 40], [], list(range(100))]
+    forced = [-1] * 7 + [11 if variant.has_masks else -1]
+    masks = masks_of([some[row % 3] if variant.has_masks else [] for row in range(8)], forced)
+    chosen = np.full((8, 2), 4 if variant.has_logprobs else -1, np.int32)
+    arrays = jnp.asarray(logits), jnp.asarray(packed), jnp.zeros(9, jnp.int32)
+
+    own, own_tokens, own_tables = sample_jitted(
+        *arrays,
+        tables if variant.has_tables else None,
+        chosen if variant.has_logprobs else None,
+        masks if variant.has_masks else None,
+        is_sampled=variant.is_sampled,
+        has_thresholds=variant.has_thresholds,
+        num_top=5,
+    )
+    one, tokens, new_tables = needed_jitted(*arrays, tables, chosen, masks, num_top=5)
+    same = [(own.tokens, one.tokens), (own_tokens, tokens)]
+    same += [(own_tables.counts, new_tables.counts)] if own_tables is not None else []
+    same += zip(own.logprobs, one.logprobs, strict=True) if own.logprobs is not None else []
+    same += [(own.kept_mass, one.kept_mass)] if own.kept_mass is not None else []
+    for expected, found in same:
+        np.testing.assert_array_equal(np.asarray(expected).view(np.int32), np.asarray(found).view(np.int32))
+    assert int(one.tokens[6]) == -1 and len(set(one.tokens.tolist())) > 2
+    assert variant.has_logprobs or not np.any(one.logprobs.top), "nothing was scored"

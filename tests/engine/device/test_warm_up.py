@@ -13,21 +13,18 @@ import pytest
 from jsg.engine import startup
 from jsg.engine.core import STEPS_PER_FIRST_RUN, EngineCore
 from jsg.engine.device.executables import Executables
-from jsg.engine.device.programs import DRAWN, GREEDY, SAMPLED, SCORED
 from jsg.errors import MemoryPlanError
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.engine.small import check_core
 
 RUNS = 4
-VARIANTS = (GREEDY, DRAWN, SAMPLED, SCORED)
-"""Two of them are not essential."""
 
 
 @pytest.fixture(scope="module")
 def started(small_model: pathlib.Path, compile_cache_dir: str) -> Iterator[EngineCore]:
     """As on a GPU: the essential programs are warm, some others were compiled in the background."""
-    with pytest.MonkeyPatch.context() as patch, small.few_variants(*VARIANTS):
+    with pytest.MonkeyPatch.context() as patch, small.few_variants():
         patch.setitem(startup.RUNS_BEFORE_READY, "cpu", RUNS)
         core = small.make_core(small_model, compile_cache_dir, forbid_compile=False, **small.DETERMINISTIC)
     thread = core._executables._thread
