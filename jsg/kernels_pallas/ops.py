@@ -104,7 +104,7 @@ def rotate_and_write(
         slots: The slot of each token, page * page_size + offset; 0 for tokens that must not be written.
         cache: The layer's part of the pool.
         norms: RMS norms of queries and keys.
-        implementation: "triton", "native", "reference", or None for the best that works here.
+        implementation: "triton", "tpu", "native", "reference", or None for the best that works here.
 
     Returns:
         Queries in the dtype of `qkv`; query head n belongs to key-value head n // G. And the pool.
@@ -123,6 +123,12 @@ def rotate_and_write(
 
             with falling_back("rotate_and_write", "native", implementation):
                 return native.rotate_and_write(qkv, cos, sin, slots, cache, norms)
+        case "tpu":
+            from jsg.kernels_pallas import vmem_rotate
+
+            with falling_back("rotate_and_write", "tpu", implementation):
+                query, key, value = vmem_rotate.rotated(qkv, cos, sin, norms, interpret=_interprets())
+                return query, reference_write.write_kv(cache, slots, key, value)
         case _:
             pass
     return reference_write.rotate_and_write(qkv, cos, sin, slots, cache, norms)

@@ -17,6 +17,14 @@ def rotate_and_write(
     norms: HeadNorms | None,
 ) -> tuple[Float[Array, "T N H"], LayerCache]:
     """See `ops.rotate_and_write`."""
+    query, key, value = rotated(qkv, cos, sin, norms)
+    return query, write_kv(cache, slots, key, value)
+
+
+def rotated(
+    qkv: Float[Array, "T K joint"], cos: Float[Array, "T half"], sin: Float[Array, "T half"], norms: HeadNorms | None
+) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
+    """Queries, keys and values of the joint projection, as attention and the pool take them."""
     head_dim = 2 * cos.shape[1]
     query, key, value = jnp.split(qkv, [-2 * head_dim, -head_dim], axis=-1)
     query = query.reshape(len(query), -1, head_dim)  # [T, K, G·H] to [T, N, H]: head n reads kv head n // G
@@ -27,7 +35,7 @@ def rotate_and_write(
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
     if norms is not None and norms.is_late:
         query, key = _normed(query, key, norms)
-    return query, write_kv(cache, slots, key, value)
+    return query, key, value
 
 
 def _normed(

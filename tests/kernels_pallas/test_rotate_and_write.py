@@ -157,9 +157,10 @@ def check(case: Case, arrays: Arrays, implementation: str = "triton") -> None:
             assert np.mean(got != expected) < 0.02, f"{name} differ in more than a few last bits"
 
 
+@pytest.mark.parametrize("implementation", ["triton", "tpu"])
 @pytest.mark.parametrize("case", FAST, ids=lambda case: case.name)
-def test_equals_the_reference(case: Case):
-    check(case, make(case))
+def test_equals_the_reference(case: Case, implementation: str):
+    check(case, make(case), implementation)
 
 
 @pytest.mark.slow
