@@ -124,11 +124,10 @@ def rotate_and_write(
             with falling_back("rotate_and_write", "native", implementation):
                 return native.rotate_and_write(qkv, cos, sin, slots, cache, norms)
         case "tpu":
-            from jsg.kernels_pallas import vmem_rotate
+            from jsg.kernels_pallas import tpu_write
 
             with falling_back("rotate_and_write", "tpu", implementation):
-                query, key, value = vmem_rotate.rotated(qkv, cos, sin, norms, interpret=_interprets())
-                return query, reference_write.write_kv(cache, slots, key, value)
+                return tpu_write.rotate_and_write(qkv, cos, sin, slots, cache, norms)
         case _:
             pass
     return reference_write.rotate_and_write(qkv, cos, sin, slots, cache, norms)

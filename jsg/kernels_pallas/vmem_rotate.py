@@ -1,8 +1,9 @@
-"""Queries, keys and values out of the joint projection, as a Pallas kernel for TPUs. Letters: `jsg/models/inputs.py`.
+"""Rotates queries and keys, and makes keys and values storable: a Pallas kernel for TPUs. Letters: `models/inputs.py`.
 
-The halves of a head are half a tile of memory. XLA takes them apart and together again in float32, which for a prompt
-was a quarter of the time of a layer's products by its own estimate (compiled for v6e). In vector memory (VMEM) one
-rotation of the lanes exchanges them. It ran in interpret mode and was compiled. No TPU has run it.
+The halves of a head are half a tile of memory. XLA takes them apart and together again in float32, and lays heads out
+anew several times: for a prompt, a quarter of the time of a layer's products by its own estimate (compiled for v6e). In
+vector memory (VMEM) one rotation of the lanes exchanges the halves. It ran in interpret mode and was compiled. No TPU
+has run it.
 """
 
 import functools
@@ -18,7 +19,6 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas.inputs import HeadNorms
 from jsg.kernels_pallas.reference_rows import rms_norm
 
-LANES = 128
 TOKENS, AT_ONCE = 128, 16
 """The most tokens of a program, and of one turn of its loop."""
 
@@ -30,35 +30,33 @@ def rotated(
     norms: HeadNorms | None,
     *,
     interpret: bool = False,
-) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
-    """See `reference_write.rotated`.
+) -> tuple[Float[Array, "T N H"], Float[Array, "T K 2 H"]]:
+    """Rotated queries, and each rotated key with its value. H is a multiple of 128, but for interpret mode.
 
-    Raises:
-        NotImplementedError: Heads that are no whole lanes.
+    A value that is not finite is zero, and its key NaN, as in `ops.rotate_and_write`.
     """
     (num_tokens, kv_heads, joint), head_dim = qkv.shape, 2 * cos.shape[1]
-    if head_dim % LANES and not interpret:
-        raise NotImplementedError(f"the TPU kernel wants heads of a multiple of {LANES} numbers, but got {head_dim}")
-    tokens, num_heads = math.gcd(num_tokens, TOKENS), (kv_heads * (joint // head_dim - 2), kv_heads, kv_heads)
+    tokens, num_rows = math.gcd(num_tokens, TOKENS), (kv_heads * (joint // head_dim - 2), 2 * kv_heads)
     at_once = math.gcd(tokens, AT_ONCE)
     angles = jnp.concatenate([cos, cos, -sin, sin], axis=1)
     weights = [] if norms is None else [norms.query[None], norms.key[None]]
-    return pl.pallas_call(
+    queries, new = pl.pallas_call(
         functools.partial(rotated_kernel, at_once, norms and norms[2:]),
         grid=(num_tokens // tokens,),
         in_specs=[
-            pl.BlockSpec((tokens, kv_heads, joint), lambda i: (i, 0, 0)),
+            pl.BlockSpec((kv_heads, tokens, joint), lambda i: (0, i, 0)),
             pl.BlockSpec((tokens, 2 * head_dim), lambda i: (i, 0)),
             *[pl.BlockSpec((1, head_dim), lambda i: (0, 0))] * len(weights),
         ],
-        out_specs=[pl.BlockSpec((tokens, heads, head_dim), lambda i: (i, 0, 0)) for heads in num_heads],
-        out_shape=[jax.ShapeDtypeStruct((num_tokens, heads, head_dim), qkv.dtype) for heads in num_heads],
-        scratch_shapes=[pltpu.VMEM((at_once, num_heads[0], head_dim), jnp.float32)],
+        out_specs=[pl.BlockSpec((tokens * rows, head_dim), lambda i: (i, 0)) for rows in num_rows],
+        out_shape=[jax.ShapeDtypeStruct((num_tokens * rows, head_dim), qkv.dtype) for rows in num_rows],
+        scratch_shapes=[pltpu.VMEM((at_once * rows, head_dim), jnp.float32) for rows in num_rows],
         cost_estimate=pl.CostEstimate(
             flops=4 * qkv.size, bytes_accessed=2 * qkv.nbytes + angles.nbytes, transcendentals=0
         ),
         interpret=interpret,
-    )(qkv, angles, *weights)
+    )(qkv.swapaxes(0, 1), angles, *weights)  # in a TPU's memory a product lies so
+    return queries.reshape(num_tokens, -1, head_dim), new.reshape(num_tokens, kv_heads, 2, head_dim)
 
 
 def rotated_kernel(
@@ -66,33 +64,39 @@ def rotated_kernel(
 ) -> None:
     """One program: some tokens, `at_once` at a time.
 
-    Grid: (blocks of tokens,). Blocks: the joint projection [tokens, K, joint], the cosines and sines of whole heads
-    side by side, weights of norms if there are any, and the results, in VMEM. Scratch: queries in float32, because only
-    rows of 32 bits can be stored with a stride: head n is row n of the result, and of the projection row n // G.
+    Grid: (blocks of tokens,). Blocks: the joint projection [K, tokens, joint], the cosines and sines of whole heads
+    side by side, weights of norms if there are any, and the results [tokens · rows, H], in VMEM. Scratch: results in
+    float32, because only rows of 32 bits can be stored with a stride.
     """
-    *weights, queries, keys, values, wide = refs
-    head_dim, kv_heads = keys.shape[2], keys.shape[1]
-    num_groups = queries.shape[1] // kv_heads
-    eps, is_late, norms_values = norms or (0.0, False, False)
+    *weights, queries, new, wide_queries, wide_new = refs
+    (kv_heads, num_tokens, joint), head_dim = qkv.shape, new.shape[1]
+    num_groups, (eps, is_late, norms_values) = joint // head_dim - 2, norms or (0.0, False, False)
+    of_queries, of_keys = weights or (None, None)
 
     def some(part: Int[Array, ""], _: None) -> None:
         own = pl.ds(pl.multiple_of(part * at_once, at_once), at_once)
-        cos, sin = (angles[own, half * head_dim : (half + 1) * head_dim][:, None] for half in (0, 1))
+        cos, sin = (angles[own, half * head_dim : (half + 1) * head_dim] for half in (0, 1))
 
-        def head(index: int, weight: jax.Ref | None) -> Float[Array, "t K H"]:
-            x = qkv[own, :, index * head_dim : (index + 1) * head_dim]
+        def turned(x: Float[Array, "t H"], weight: jax.Ref | None) -> Float[Array, "t H"]:
             if weight is not None and not is_late:
                 x = rms_norm(x, weight[0], eps)
             numbers = x.astype(jnp.float32)
-            x = (numbers * cos + pltpu.roll(numbers, head_dim // 2, 2) * sin).astype(x.dtype)
+            x = (numbers * cos + pltpu.roll(numbers, head_dim // 2, 1) * sin).astype(x.dtype)
             return rms_norm(x, weight[0], eps) if weight is not None and is_late else x
 
-        of_queries, of_keys = weights or (None, None)
-        for group in range(num_groups):
-            wide[:, pl.ds(group, kv_heads, stride=num_groups)] = head(group, of_queries).astype(jnp.float32)
-        queries[own] = wide[...].astype(queries.dtype)
-        keys[own] = head(num_groups, of_keys)
-        value = qkv[own, :, (num_groups + 1) * head_dim :]
-        values[own] = rms_norm(value, jnp.ones(head_dim, jnp.float32), eps) if norms_values else value
+        def put(wide: jax.Ref, row: int, x: Float[Array, "t H"]) -> None:
+            wide[pl.ds(row, at_once, stride=len(wide) // at_once)] = x.astype(jnp.float32)
 
-    lax.fori_loop(0, len(qkv) // at_once, some, None)
+        for head in range(kv_heads):
+            *group, key, value = (qkv[head, own, i * head_dim : (i + 1) * head_dim] for i in range(num_groups + 2))
+            for i, query in enumerate(group):
+                put(wide_queries, head * num_groups + i, turned(query, of_queries))
+            value = rms_norm(value, jnp.ones(head_dim, jnp.float32), eps) if norms_values else value
+            is_infinite = jnp.where(jnp.abs(value.astype(jnp.float32)) < jnp.inf, 0.0, 1.0)
+            is_finite = jnp.max(is_infinite, axis=1, keepdims=True) == 0
+            put(wide_new, 2 * head, jnp.where(is_finite, turned(key, of_keys).astype(jnp.float32), jnp.nan))
+            put(wide_new, 2 * head + 1, jnp.where(is_finite, value.astype(jnp.float32), 0.0))
+        for wide, out in ((wide_queries, queries), (wide_new, new)):
+            out[pl.ds(pl.multiple_of(part * len(wide), len(wide)), len(wide))] = wide[...].astype(out.dtype)
+
+    lax.fori_loop(0, num_tokens // at_once, some, None)
