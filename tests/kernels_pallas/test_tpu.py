@@ -150,12 +150,11 @@ def test_a_key_that_is_not_finite_reaches_the_tokens_that_see_it_only():
     [
         ({"page_size": 12}, "pages of a multiple of 8 tokens, but got 12"),
         ({"head_dim": 80}, "heads of a multiple of 64 numbers, but got 80"),
-        ({"page_size": 8, "rows": ((2_000_000, 1),)}, "page table in scalar memory"),
     ],
-    ids=["page", "head_dim", "page_table"],
+    ids=["page", "head_dim"],
 )
 def test_what_it_cannot_do_is_refused_by_name_and_left_to_the_reference(change: dict, rule: str):
-    shapes = abstract(dataclasses.replace(named("decode"), **{"rows": ((5, 1),)} | change))
+    shapes = abstract(dataclasses.replace(named("decode"), **change))
     with pytest.raises(NotImplementedError, match=rule):
         jax.eval_shape(functools.partial(ops.paged_attention, scale=1.0, implementation="tpu"), *shapes)
     with jax.sharding.use_abstract_mesh(TPU):
@@ -174,16 +173,9 @@ def test_the_reference_reads_the_pool_that_the_kernel_wants(head_dim: int):
 
 
 def test_pages_are_larger_on_a_tpu_unless_somebody_says():
-    assert ops.default_page_size(257, 8192) == 1
+    assert ops.default_page_size() == 1
     with jax.sharding.use_abstract_mesh(TPU):
-        assert ops.default_page_size(257, 8192) == 64
-
-
-def test_a_smaller_page_would_leave_no_room_for_the_page_table():
-    for rows, context_len, page_size in ((257, 8192, 64), (257, 32_768, 64), (257, 131_072, 256), (9, 8192, 64)):
-        assert tpu.smallest_page_size(rows, context_len) == page_size
-        if page_size > 64:
-            assert 4 * rows * context_len / (page_size / 2) > 2**20 * 15 / 16
+        assert ops.default_page_size() == 64
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -229,7 +221,7 @@ def make_lower(directory: pathlib.Path, shape: dict[str, Any], quantization: str
     config = read_spec(write_model(directory, shape | {"num_hidden_layers": NUM_LAYERS}))
     graph, state = nnx.split(abstract_model(config, jnp.bfloat16, quantization))
     leaves, tree = jax.tree.flatten(state)
-    page_size = tpu.smallest_page_size(MAX_RUNNING + 1, CONTEXT)
+    page_size = tpu.PAGE_SIZE
 
     def new_pool() -> KVPool:
         is_by_head = ops.is_pool_by_head("tpu")
@@ -261,9 +253,8 @@ def lower(tmp_path_factory: pytest.TempPathFactory) -> Lower:
 def check_lowered(text: str, key: BucketKey) -> None:
     """Attention is lowered once for all layers, and what a step changes is donated."""
     assert text.count("call @_run_layer(") == NUM_LAYERS
-    assert text.count("@tpu_custom_call") == (3 if key.num_tiles else 2), (
-        "writing, and attention of tokens and of tiles"
-    )
+    for name in ("write_by_head", "attention_of_1", *(["attention_of_64"] if key.num_tiles else [])):
+        assert text.count(f'kernel_name = "{name}"') == 1, "once for all layers"
     assert text.count("tf.aliasing_output") == NUM_LAYERS + 1, "the pool of each layer, and the page table"
 
 
