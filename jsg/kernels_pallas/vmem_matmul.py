@@ -132,6 +132,7 @@ def _products(
             transcendentals=0,
         ),
         interpret=interpret,
+        name="grouped_matmul",
     )(*metadata, rows, kernels)
 
 

@@ -251,7 +251,8 @@ def test_what_the_kernel_cannot_do_is_left_to_the_reference():
     for implementation in ("triton", "native"):
         with pytest.raises(NotImplementedError, match="arrays of their own"):
             run(arrays._replace(cache=(interleaved,)), implementation)
-    queries, _ = jax.eval_shape(ops.rotate_and_write, arrays.qkv, arrays.cos, arrays.sin, arrays.slots, (interleaved,))
+    by_head = jnp.zeros((7, 2, 1, 1, 64))
+    queries, _ = jax.eval_shape(ops.rotate_and_write, arrays.qkv, arrays.cos, arrays.sin, arrays.slots, (by_head,))
     assert queries.shape == (5, 4, 32)
     shape = jax.ShapeDtypeStruct
     too_large = (shape((2**25, 1, 2, 48), "float8_e4m3fn"),) * 2
