@@ -452,8 +452,8 @@ def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
     """The memory plan, which depends on the temporary arrays of the largest programs, and on a TPU on programs' code.
 
     Their size is known once these programs are compiled. They are compiled for abstract arrays, so nothing is
-    allocated. If the pool has to shrink for them, those that take it are compiled again for the smaller pool. A plan
-    that fails even without them is refused before anything is compiled.
+    allocated. Those that take the pool are compiled again if its size is another than was assumed: all that there is,
+    or on a TPU the least. A plan that fails even without them is refused before anything is compiled.
     """
     ops.refusals.clear()
     model = abstract_model_of(settings)
@@ -463,6 +463,11 @@ def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
 
     weights_bytes = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(model))))
     first = plan_of(settings, limit_bytes, weights_bytes, 0)
+    if (
+        settings.platform == "tpu" and settings.config.max_total_tokens is None
+    ):  # XLA refuses what does not fit beside it
+        config = dataclasses.replace(settings.config, max_total_tokens=settings.context_length)
+        first = plan_of(dataclasses.replace(settings, config=config), limit_bytes, weights_bytes, 0)
     sizes = _measured(settings, executables, model, first)
     if settings.party is not None:
         sizes = [-settings.party.agree("sizes", "", -size) for size in sizes]  # the most that any host needs
