@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jsg.cache.pool import HEADS_AXIS, make_pool, make_states
+from jsg.cache.pool import make_pool, make_states
 from jsg.cache.radix import RadixCache
 from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
-from jsg.engine.device import fp8_kernels, program_store
+from jsg.engine.device import few_bits_kernels, fp8_kernels, program_store
 from jsg.engine.device.devices import Device, check_number_types, multiplies_e4m3, open_device, processor
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables, use_compilation_cache
 from jsg.engine.device.memory import (
@@ -198,15 +198,15 @@ class Settings:
     def make_state(self, plan: MemoryPlan) -> DeviceState:
         """The state before the first step, with the pool that is planned."""
         model, pages = self.model, plan.num_pages(self.page_size)
+        place = functools.partial(sharding_of, self.mesh)
         pool = make_pool(
             model.kv_shapes,
             [pages[window] for window in model.layer_windows],
             self.page_size,
             self.kv_dtype,
-            is_interleaved=ops.is_pool_interleaved(self.platform),
-            sharding=sharding_of(self.mesh, HEADS_AXIS, 4),
+            is_by_head=ops.is_pool_by_head(self.platform),
+            place=place,
         )
-        place = functools.partial(sharding_of, self.mesh)
         pool = pool._replace(states=make_states(model.state_shapes, plan.num_slots, self.dtype, place))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:
@@ -367,6 +367,8 @@ def _lay_out(model: nnx.Module, settings: Settings) -> None:
     """Lays kernels out as the products of this device read them."""
     if multiplies_e4m3(settings.device, settings.config.fp8_products):
         fp8_kernels.lay_out(model)
+    if settings.platform == "tpu":
+        few_bits_kernels.lay_out(model)
     if settings.platform == "cpu" and settings.mesh is None:
         lay_out(model)
 

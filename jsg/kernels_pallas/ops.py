@@ -1,6 +1,6 @@
 """The operations that have kernels. Each function chooses an implementation. Letters: `jsg/models/inputs.py`.
 
-"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "native" is machine code for a CPU;
+"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" with Mosaic's; "native" is machine code for a CPU;
 "reference" is plain `jnp`, which always works and is used where a kernel raises `NotImplementedError`: see `refusals`.
 """
 
@@ -29,6 +29,7 @@ from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.falling_back import falling_back, refusals  # noqa: F401 # others ask `ops` for refusals
 from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.form import Form
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     Chunks,
@@ -66,8 +67,8 @@ def best_implementation() -> str:
     return BEST.get(target_platform(), "reference")
 
 
-def is_pool_interleaved(platform: str) -> bool:
-    """Whether the best implementation for a platform takes keys and values in one array: see `LayerCache`."""
+def is_pool_by_head(platform: str) -> bool:
+    """Whether the best implementation for a platform takes the tokens of a page head by head: see `KVPool`."""
     return BEST.get(platform) == "tpu"
 
 
@@ -197,15 +198,6 @@ def chunks_of(inputs: AttentionInputs, num_tokens: int) -> Chunks | None:
     from jsg.kernels_pallas import chunks
 
     return chunks.list_chunks(inputs, num_tokens) if chunks.chosen(num_tokens) else None
-
-
-def with_sequences(inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs with their sequences, if `paged_attention` wants them, so that not every layer computes them anew."""
-    if best_implementation() != "tpu":
-        return inputs
-    from jsg.kernels_pallas import tpu
-
-    return inputs._replace(sequences=tpu.sequences_of(inputs))
 
 
 def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:
@@ -351,8 +343,8 @@ def matmul(
             order that does not depend on the other rows. Or in few bits, restored in the type of `x`; or in `fp8`.
         result: Type of the result. Of panels float32 or bfloat16.
         sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
-        implementation: Of a kernel in few bits: "triton", which restores parts in registers, "reference", which writes
-            all of it first, or None for the best that works here.
+        implementation: Of a kernel in few bits: "triton" and "tpu", which restore parts on the chip, "reference", which
+            writes all of it first, or None for the best that works here.
     """
     if isinstance(kernel, Fp8Kernel):
         return fp8.matmul(x, kernel, result, implementation, best_implementation())
@@ -361,13 +353,22 @@ def matmul(
         from jsg.kernels_pallas.native import matmul as native
 
         return native.matmul(x, kernel, result, sizes)
-    if (implementation or best_implementation()) == "triton":
-        from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
+    match implementation or best_implementation():
+        case "triton":
+            from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
 
-        with falling_back("few_bits_matmul", "triton", implementation):
-            return few_bits_matmul(x, kernel, result, interpret=_interprets())
+            with falling_back("few_bits_matmul", "triton", implementation):
+                return few_bits_matmul(x, kernel, result, interpret=_interprets())
+        case "tpu":
+            from jsg.kernels_pallas import vmem_matmul
+
+            with falling_back("few_bits_matmul", "tpu", implementation):
+                return vmem_matmul.matmul(x, kernel, result, interpret=_interprets())
+        case _:
+            pass
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # as `models.layers.project`
-    return jnp.tensordot(x, kernel.restored(x.dtype), 1, precision=precision, preferred_element_type=result)
+    dimensions = ((1,), (kernel.axis,)), ((), ())
+    return lax.dot_general(x, kernel.restored(x.dtype), dimensions, precision, result)
 
 
 def has_faster_columns(x: Float[Array, "T D"], kernel: Quantised) -> bool:
@@ -486,13 +487,13 @@ def grouped_matmul(
         rows: The rows of group 0, then those of group 1, and so on.
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
             Those in panels, and those of `fp8`, have their scales. A `Quantised` is restored in the type of the rows,
-            by "triton" part by part in registers, else all of it first.
+            by "triton" and "tpu" part by part on the chip, else all of it first.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
         bias: What is added to each column; None for nothing.
         result: Type of the result.
-        implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which
-            on a TPU is a kernel, and elsewhere computes every row with every kernel.
+        implementation: "triton", "tpu", "reference", or None for the best that works here. The reference is XLA's own,
+            which on a TPU is a kernel, and elsewhere computes every row with every kernel.
 
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
@@ -511,6 +512,15 @@ def grouped_matmul(
             return kernel.grouped_matmul(
                 rows, kernels, sizes, scale=scale, bias=bias, result=result, interpret=_interprets()
             )
+    if (implementation or best_implementation()) == "tpu" and (isinstance(kernels, Quantised) or scale is not None):
+        from jsg.kernels_pallas import vmem_matmul
+
+        few = kernels if isinstance(kernels, Quantised) else Quantised(kernels, scale, Form("int8"))
+        with falling_back("grouped_matmul", "tpu", implementation):
+            sums = vmem_matmul.grouped_matmul(
+                rows, few, sizes, result if bias is None else jnp.float32, interpret=_interprets()
+            )
+            return sums if bias is None else (sums + bias[group]).astype(result)
     kernels = kernels.restored(rows.dtype) if isinstance(kernels, Quantised) else kernels
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
     if scale is None and bias is None:
