@@ -230,7 +230,8 @@ def start(config: EngineConfig, report: Report) -> Parts:
     settings = begin(config, report)
     eos_ids = frozenset(settings.model.eos_token_ids)
     kernels = KernelFolder(kernel_cache_of(settings.config))
-    lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
+    directory = find_tokenizer(config.tokenizer_path, settings.directory)  # before the long work: it may be missing
+    lexicon = LexiconLoader(directory, settings.model.vocab_size, eos_ids, kernels)
     kernels.begin()  # beside the long work, in another process
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
@@ -379,13 +380,6 @@ def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
     if state.vision is None or newline is None:
         return state
     return state._replace(vision=state.vision.at[NEWLINE_ROW].set(newline[...]))
-
-
-def _lexicon_loader(settings: Settings, kernels: KernelFolder) -> LexiconLoader:
-    """The loader of tokenizer and kernels for grammars."""
-    model = settings.model
-    directory = find_tokenizer(settings.config.tokenizer_path, settings.directory)
-    return LexiconLoader(directory, model.vocab_size, frozenset(model.eos_token_ids), kernels)
 
 
 def kernel_cache_of(config: EngineConfig) -> Path | None:
