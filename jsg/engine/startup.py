@@ -505,9 +505,10 @@ def _measured(settings: Settings, executables: Executables, model: nnx.Module, p
     """
     state = settings.abstract_state(plan)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
-    largest = programs.declare_largest()
-    first = programs.declare_first() if settings.platform == "tpu" else []
-    executables.compile(dict.fromkeys(largest + first))
+    largest, first = programs.largest(), programs.essential() + programs.usual() if settings.platform == "tpu" else []
+    names = list(dict.fromkeys(largest + first))
+    programs.declare(names)
+    executables.compile(names)
     step_bytes = largest_step_bytes([executables.compiled(name) for name in largest], settings.buckets, settings.model)
     return step_bytes, total_code_bytes({name: executables.compiled(name) for name in first}, programs.names)
 
