@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jsg.cache.pool import HEADS_AXIS, make_pool, make_states
+from jsg.cache.pool import make_pool, make_states
 from jsg.cache.radix import RadixCache
 from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
@@ -191,15 +191,15 @@ class Settings:
     def make_state(self, plan: MemoryPlan) -> DeviceState:
         """The state before the first step, with the pool that is planned."""
         model, pages = self.model, plan.num_pages(self.page_size)
+        place = functools.partial(sharding_of, self.mesh)
         pool = make_pool(
             model.kv_shapes,
             [pages[window] for window in model.layer_windows],
             self.page_size,
             self.kv_dtype,
-            is_interleaved=ops.is_pool_interleaved(self.platform),
-            sharding=sharding_of(self.mesh, HEADS_AXIS, 4),
+            is_by_head=ops.is_pool_by_head(self.platform),
+            place=place,
         )
-        place = functools.partial(sharding_of, self.mesh)
         pool = pool._replace(states=make_states(model.state_shapes, plan.num_slots, self.dtype, place))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:

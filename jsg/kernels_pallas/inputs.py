@@ -8,10 +8,8 @@ from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.window import Window
 
-LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
-"""One layer of the KV pool: keys and values, `[P, page_size, K, H]` each. On a TPU it is one array
-`[P, page_size, 2·K, H]`, in which the key and the value of each head stand side by side. A layer whose values are the
-first numbers of its keys has one array too, `[P, page_size, K, H]`. Only the ops look inside."""
+LayerCache = tuple[Float[Array, "P _ _ *rest"], ...]
+"""One layer of the KV pool: see `KVPool.layers`. Only the ops look inside."""
 
 
 PANEL_WIDTH = 16
@@ -112,24 +110,6 @@ class Chunks(NamedTuple):
     places: Int[Array, " M"]
 
 
-class Sequences(NamedTuple):
-    """A step in which the packed tokens of each sequence stand together, one sequence after another.
-
-    Attributes:
-        pages: Pages of each sequence, in order of position.
-        kv_lens: Keys of each sequence, with its new tokens.
-        starts: Index of each sequence's first packed token. A sequence ends where the next one starts.
-        num_sequences: The number of real sequences, which come first. Never 0: a step without tokens has one.
-        num_tokens: The number of real packed tokens.
-    """
-
-    pages: Int[Array, "M C"]
-    kv_lens: Int[Array, " M"]
-    starts: Int[Array, " M+1"]
-    num_sequences: Int[Array, " 1"]
-    num_tokens: Int[Array, ""]
-
-
 class AttentionInputs(NamedTuple):
     """The place of each packed query token in its own request.
 
@@ -150,7 +130,6 @@ class AttentionInputs(NamedTuple):
         num_short_tiles: The number of leading tiles with at most `SHORT_TILE` tokens each, which may be computed in
             another way. It is a hint, and 0 in deterministic mode.
         chunks: Long chunks, if an implementation takes them in another way; else, and in deterministic mode, None.
-        sequences: The same step by sequences, if an implementation wants it so: see `ops.with_sequences`.
     """
 
     page_table: Int[Array, "R C"]
@@ -164,7 +143,6 @@ class AttentionInputs(NamedTuple):
     groups: PrefixGroups | None = None
     num_short_tiles: Int[Array, ""] | int = 0
     chunks: Chunks | None = None
-    sequences: Sequences | None = None
 
     @property
     def num_tokens(self) -> Int[Array, ""]:

@@ -1,6 +1,6 @@
 """The operations that have kernels. Each function chooses an implementation. Letters: `jsg/models/inputs.py`.
 
-"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "native" is machine code for a CPU;
+"triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" with Mosaic's; "native" is machine code for a CPU;
 "reference" is plain `jnp`, which always works and is used where a kernel raises `NotImplementedError`: see `refusals`.
 """
 
@@ -66,8 +66,8 @@ def best_implementation() -> str:
     return BEST.get(target_platform(), "reference")
 
 
-def is_pool_interleaved(platform: str) -> bool:
-    """Whether the best implementation for a platform takes keys and values in one array: see `LayerCache`."""
+def is_pool_by_head(platform: str) -> bool:
+    """Whether the best implementation for a platform takes the tokens of a page head by head: see `KVPool`."""
     return BEST.get(platform) == "tpu"
 
 
@@ -197,15 +197,6 @@ def chunks_of(inputs: AttentionInputs, num_tokens: int) -> Chunks | None:
     from jsg.kernels_pallas import chunks
 
     return chunks.list_chunks(inputs, num_tokens) if chunks.chosen(num_tokens) else None
-
-
-def with_sequences(inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs with their sequences, if `paged_attention` wants them, so that not every layer computes them anew."""
-    if best_implementation() != "tpu":
-        return inputs
-    from jsg.kernels_pallas import tpu
-
-    return inputs._replace(sequences=tpu.sequences_of(inputs))
 
 
 def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:

@@ -2,10 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_rows import rms_norm
+
+WRITTEN_AT_ONCE = 256
+"""Tokens that are written to a pool for TPUs together. With 1024 XLA copies the pool (compiled for v5e)."""
 
 
 def rotate_and_write(
@@ -54,8 +58,7 @@ def write_kv(
     new_keys = jnp.where(is_kept, jnp.where(is_finite, new_keys, jnp.nan), 0)
     new_values = jnp.where(is_kept & is_finite, new_values, 0)
     if len(cache) == 1:
-        both = jnp.stack([new_keys, new_values], axis=2)
-        return (_written(cache[0], slots, both.reshape(len(both), -1, both.shape[-1])),)
+        return (_written_by_head(cache[0], slots, new_keys, new_values),)
     keys, values = cache
     return _written(keys, slots, new_keys), _written(values, slots, new_values)
 
@@ -71,7 +74,31 @@ def keys_and_values(
     cache: LayerCache,
 ) -> tuple[Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:
     """The two arrays of a layer, or copies of them if both are in one array."""
-    return cache if len(cache) == 2 else (cache[0][:, :, ::2], cache[0][:, :, 1::2])
+    if len(cache) == 2:
+        return cache
+    (pool,) = cache
+    keys, values = (pool[:, :, 0], pool[:, :, 1]) if pool.shape[2] == 2 else jnp.split(pool[:, :, 0], 2, axis=-1)
+    return keys.swapaxes(1, 2), values.swapaxes(1, 2)
+
+
+def _written_by_head(
+    pool: Float[Array, "P K parts page_size width"],
+    slots: Int[Array, " T"],
+    new_keys: Float[Array, "T K H"],
+    new_values: Float[Array, "T K H"],
+) -> Float[Array, "P K parts page_size width"]:
+    page_size = pool.shape[3]
+    new = jnp.stack([new_keys, new_values], axis=2).reshape(len(slots), pool.shape[1], pool.shape[2], -1)
+    new = to_pool_dtype(new, pool.dtype)
+
+    def write(start: Int[Array, ""] | int, pool: Array) -> Array:
+        to, rows = (lax.dynamic_slice_in_dim(x, start, min(WRITTEN_AT_ONCE, len(x))) for x in (slots, new))
+        return pool.at[to // page_size, :, :, to % page_size].set(rows)
+
+    if len(slots) <= WRITTEN_AT_ONCE:
+        return write(0, pool)
+    # The last tokens may be written twice.
+    return lax.fori_loop(0, -(-len(slots) // WRITTEN_AT_ONCE), lambda i, pool: write(i * WRITTEN_AT_ONCE, pool), pool)
 
 
 def _written(

@@ -1,34 +1,67 @@
-"""Attention on a TPU by JAX's own ragged paged attention. Letters: `jsg/models/inputs.py`.
+"""Attention on a TPU, in Pallas' Mosaic lowering. Letters: `jsg/models/inputs.py`.
 
-The kernel is the library's. This file makes its arguments and refuses what it cannot do. It ran in TPU interpret mode
-and was compiled for TPU v4, v5e and v6e. No TPU has run it, so its speed is unknown.
+One kernel for single tokens, short tiles and long tiles, which differ in the rows of a matmul. It ran in TPU interpret
+mode and was compiled for TPU v5e, v6e, v5p and v7x. No TPU has run it, so its speed is unknown.
 """
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
-from jaxtyping import Array, Bool, Float
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int
 
-from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache, Sequences
+from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache, Scoring
+from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.window import Window
 
-DECODE_QUERY_BLOCK = 2
-"""Packed tokens in one program of the kernel in a step without tiles. Each is of another sequence, for whose keys the
-kernel computes all of them. With 32/8 heads the loop over `KEY_BLOCK` keys has 1 771 bundles (v5e) and 1 816 (v6e);
-with 8 tokens 2 428 and 2 339, with 32 5 258 and 4 448, with one 1 846 on v6e."""
-EXTEND_QUERY_BLOCK = 128
-"""Likewise in a step with tiles, where each block reads all keys of its sequence: the more, the fewer times."""
 KEY_BLOCK = 512
-"""Keys that are fetched at a time. With 8 key-value heads in bfloat16 and two buffers they take 4 MiB of vector memory.
-The library's own choice for small pages, 128 pages, is more than a kernel may have (compiled for v5e)."""
-MAX_PAGES_PER_BLOCK = 32
-"""Each page is a copy of its own, and the code of the kernel has each copy."""
+"""Keys that are multiplied at a time. With 256, tiles take a quarter more instructions (compiled for v6e)."""
+NUM_BUFFERS = 2
+"""Blocks of keys in vector memory: one is computed on while the next is fetched."""
+TOGETHER = 128
+"""Rows whose softmax is computed together: of a single token those of several heads, of a tile those of one."""
 MIN_PAGE_SIZE = 64
-"""The smallest page by default. With pages of 16 the copies of `KEY_BLOCK` keys take 450 bundles more (v6e)."""
-VMEM_BYTES = 2**25
-"""What the kernel may take of vector memory: `EXTEND_QUERY_BLOCK` tokens of 32 heads need more than the default."""
+"""The smallest page by default. Each page is a copy of its own, which takes some fifty instructions."""
 PAGE_TABLE_BYTES = 2**20 - 2**16
 """Room for the page table in a TPU's scalar memory of 1 MiB, which holds the whole table."""
+VMEM_BYTES = 2**25
+"""What the kernel may take of vector memory: a quarter of that of v5e and v6e, half of that of v7x."""
+MASKED = -1e30
+LANES, SUBLANES = 128, 8
+LOG2_E = math.log2(math.e)
+
+
+class Tiles(NamedTuple):
+    """Consecutive tokens of one request each, as `AttentionInputs.tile_rows` and so on. Real ones come first."""
+
+    rows: Int[Array, " n"]
+    positions: Int[Array, " n"]
+    lens: Int[Array, " n"]
+    count: Int[Array, " 1"]
+
+
+class _Call(NamedTuple):
+    """What is static in a call of the kernel.
+
+    Attributes:
+        size: Tokens of a tile.
+        group: Query heads of a key-value head, whose rows of each token are neighbours.
+        block: Keys that are fetched and multiplied at a time, whole pages.
+        scoring: See `Scoring`.
+        has_sinks: Whether there are sinks.
+    """
+
+    size: int
+    group: int
+    block: int
+    scoring: Scoring
+    has_sinks: bool
 
 
 def paged_attention(
@@ -43,75 +76,248 @@ def paged_attention(
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Accumulates in float32 and returns the queries' dtype.
 
-    Grid: (blocks of heads, blocks of tokens), in order. A program goes over the sequences that have a
-    token in its block, and for each over its keys, `KEY_BLOCK` at a time. They are fetched page by page into one of two
-    buffers while the other is computed on. Page table and lengths lie in scalar memory, and the pool stays in HBM. Keys
-    after a token, before its window and beyond the sequence are masked. A token of another sequence is not stored to.
-
-    Unlike the other implementations it lowers masked scores instead of replacing them. So a key that is not finite
-    reaches all tokens of its request in this step, also earlier ones.
+    The singles of a step are one launch, and its tiles another one.
 
     Raises:
         NotImplementedError: The kernel cannot do this shape or type; the message names it.
     """
-    if sinks is not None:
-        raise NotImplementedError("the TPU kernel knows no sinks and gives no log-sum-exp, to which one could be added")
-    if window is not None and window.is_aligned:
-        raise NotImplementedError("the TPU kernel knows windows that end with each token only")
-    if len(cache) != 1:
-        raise NotImplementedError("the TPU kernel wants the key and the value of a head side by side in one array")
-    (pool,) = cache
-    sequences = sequences_of(inputs) if inputs.sequences is None else inputs.sequences
-    _check(queries, pool, sequences)
-    page_size, columns = pool.shape[1], sequences.pages.shape[1]
-    out = ragged_paged_attention(
-        queries,
-        pool,
-        sequences.kv_lens,
-        sequences.pages,
-        sequences.starts,
-        sequences.num_sequences,
-        sm_scale=scale,
-        sliding_window=window and window.length,
-        soft_cap=softcap,
-        num_kv_pages_per_block=min(KEY_BLOCK // page_size, MAX_PAGES_PER_BLOCK, columns),
-        num_queries_per_block=min(EXTEND_QUERY_BLOCK if len(inputs.tile_rows) else DECODE_QUERY_BLOCK, len(queries)),
-        vmem_limit_bytes=VMEM_BYTES,
-    )
-    is_real = jnp.arange(len(queries)) < sequences.num_tokens  # the kernel does not write the others
-    return jnp.where(is_real[:, None, None], out, 0)
+    if len(cache) != 1 or cache[0].ndim != 5:
+        raise NotImplementedError("the TPU kernel wants the keys of a page side by side, one head after another")
+    (pool,), scoring = cache, Scoring(scale, window, softcap)
+    _check(queries, pool, inputs)
+    attend = functools.partial(_attend, pool=pool, table=inputs.page_table, scoring=scoring, sinks=sinks)
+    out = jnp.zeros_like(queries)
+    if num := len(inputs.single_rows):
+        is_single = inputs.single_kv_lens > 0
+        ones = is_single.astype(jnp.int32)
+        tiles = Tiles(inputs.single_rows, inputs.single_kv_lens - 1, ones, jnp.sum(ones)[None])
+        found = attend(queries[:num, None], tiles)[:, 0]
+        out = out.at[:num].set(jnp.where(is_single[:, None, None], found, 0))
+    if len(inputs.tile_rows):
+        parts = inputs.tile_rows, inputs.tile_positions, inputs.tile_lens
+        tiles = Tiles(*parts, jnp.asarray(inputs.num_tiles, jnp.int32).reshape(1))
+        padded = jnp.pad(queries, ((0, QUERY_TILE), (0, 0), (0, 0)))
+        cut = jax.vmap(lambda start: lax.dynamic_slice_in_dim(padded, start, QUERY_TILE))(inputs.tile_starts)
+        found = attend(cut, tiles)
+        out = _joined(out, found, inputs)
+    return out
 
 
-def sequences_of(inputs: AttentionInputs) -> Sequences:
-    """The sequences of a step: the singles, and then the tiles, of which those of one row are one sequence.
+def _joined(
+    out: Float[Array, "T N H"], found: Float[Array, "Q size N H"], inputs: AttentionInputs
+) -> Float[Array, "T N H"]:
+    """`out` with the tokens of tiles."""
+    index = jnp.arange(len(out))[:, None] - inputs.tile_starts  # [T, Q]
+    is_of_tile = (index >= 0) & (index < inputs.tile_lens) & (jnp.arange(len(found)) < inputs.num_tiles)
+    place = jnp.sum(jnp.where(is_of_tile, index + jnp.arange(len(found)) * found.shape[1], 0), axis=1)
+    of_tiles = found.reshape(-1, *found.shape[2:])[place]
+    return jnp.where(jnp.any(is_of_tile, axis=1)[:, None, None], of_tiles, out)
 
-    A tile as a sequence would read fewer keys, but each sequence needs a row of the page table in scalar memory, which
-    has no room for one per tile. A step without tokens has one sequence of one token, which reads the dump page,
-    because the kernel starts its first copy before it checks whether there is work.
+
+def _attend(
+    queries: Float[Array, "n size N H"],
+    tiles: Tiles,
+    *,
+    pool: Float[Array, "P K parts page_size width"],
+    table: Int[Array, "R C"],
+    scoring: Scoring,
+    sinks: Float[Array, " N"] | None,
+) -> Float[Array, "n size N H"]:
+    """Attention of tiles of one size. Rows of tiles that are not real, or shorter, are anything."""
+    num, size, heads, head_dim = queries.shape
+    _, kv_heads, parts, page_size, width = pool.shape
+    group = heads // kv_heads
+    at_a_time = min(num, max(1, SUBLANES // size))
+    padding, rows = -num % at_a_time, -(-size * group // SUBLANES) * SUBLANES
+    call = _Call(size, group, max(page_size, KEY_BLOCK // page_size * page_size), scoring, sinks is not None)
+    dtype = queries.dtype if pool.dtype.itemsize == 1 else jnp.promote_types(queries.dtype, pool.dtype)
+    by_head = queries.astype(dtype).reshape(num, size, kv_heads, group, head_dim).swapaxes(1, 2)
+    by_head = by_head.reshape(num, kv_heads, size * group, head_dim)
+    by_head = jnp.pad(by_head, ((0, padding), (0, 0), (0, rows - size * group), (0, width - head_dim)))
+    scalars = [jnp.pad(each, (0, padding)) for each in tiles[:3]]
+    of_rows = [] if sinks is None else [_sinks_of_rows(sinks, kv_heads, size, rows)]
+    spec = pl.BlockSpec((at_a_time, *by_head.shape[1:]), lambda i, *_: (i, 0, 0, 0))
+    out = pl.pallas_call(
+        functools.partial(_kernel, call=call),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=5,
+            grid=(len(by_head) // at_a_time,),
+            in_specs=[spec, pl.BlockSpec(memory_space=pl.ANY), *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(of_rows)],
+            out_specs=spec,
+            scratch_shapes=[
+                pltpu.VMEM((NUM_BUFFERS, kv_heads, parts, call.block, width), pool.dtype),
+                pltpu.SemaphoreType.DMA((NUM_BUFFERS,)),
+                *[pltpu.VMEM((kv_heads * rows, LANES), jnp.float32)] * 2,
+                pltpu.VMEM((kv_heads * rows, width), jnp.float32),
+                pltpu.SMEM((4,), jnp.int32),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(by_head.shape, queries.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True
+        ),
+        name=f"attention_of_{size}",
+    )(*scalars, tiles.count, table, by_head, pool, *of_rows)
+    out = out[:num, :, : size * group, width - head_dim :].reshape(num, kv_heads, size, group, head_dim)
+    return out.swapaxes(1, 2).reshape(queries.shape)
+
+
+def _sinks_of_rows(sinks: Float[Array, " N"], kv_heads: int, size: int, rows: int) -> Float[Array, "K·rows lanes"]:
+    """The sink of each row of a tile's matmuls, on the scale of powers of two, in all lanes."""
+    each = jnp.tile(sinks.astype(jnp.float32).reshape(kv_heads, 1, -1), (1, size, 1)).reshape(kv_heads, -1)
+    each = jnp.pad(each, ((0, 0), (0, rows - each.shape[1]))).reshape(-1, 1) * LOG2_E
+    return jnp.broadcast_to(each, (len(each), LANES))
+
+
+def _kernel(
+    rows_ref: Any,
+    positions_ref: Any,
+    lens_ref: Any,
+    count_ref: Any,
+    table_ref: Any,
+    queries_ref: Any,
+    pool_ref: Any,
+    *refs: Any,
+    call: _Call,
+) -> None:
+    """Attention of some tiles, `[tiles, K, rows, width]`: rows are the tokens and the query heads of a key-value head.
+
+    The programs run in order. Each goes over its tiles, and for each tile over blocks of keys. The pages of a block,
+    and only those that a token of the tile sees, are copied from the pool one by one. While a block is computed on, the
+    next one is fetched, which may be the first one of the next tile or of the next program: `fetches_ref` holds the
+    tile and the block of the next fetch, the number of fetches, and that of blocks computed. What a buffer held before
+    stays where no page is copied, so values of zero weight are finite there, and scores are masked.
     """
-    ends = jnp.concatenate([jnp.arange(1, len(inputs.single_rows) + 1), inputs.tile_starts + inputs.tile_lens])
-    kv_lens = jnp.concatenate([inputs.single_kv_lens, inputs.tile_positions + inputs.tile_lens])
-    rows = jnp.concatenate([inputs.single_rows, inputs.tile_rows])
-    is_real, is_first = _pieces(inputs)
-    largest = min(len(rows), len(inputs.page_table))
-    index = jnp.where(is_real, jnp.cumsum(is_first) - 1, largest)  # of the sequence that each piece belongs to
-    ones = jnp.ones(largest, jnp.int32)
-    last = jax.lax.cummax(ones.at[index].max(ends, mode="drop"))
-    return Sequences(
-        pages=inputs.page_table[jnp.zeros_like(ones).at[index].set(rows, mode="drop")],
-        kv_lens=ones.at[index].max(kv_lens, mode="drop"),
-        starts=jnp.concatenate([jnp.zeros(1, jnp.int32), last]),
-        num_sequences=jnp.maximum(jnp.sum(is_first, dtype=jnp.int32), 1)[None],
-        num_tokens=jnp.max(jnp.where(is_real, ends, 0)),
+    sinks_ref, (out_ref, buffers_ref, semaphores, *softmax, fetches_ref) = (
+        (refs[0], refs[1:]) if call.has_sinks else (None, refs)
+    )
+    window, block = call.scoring.window, call.block
+    at_a_time, page_size, num_buffers = len(queries_ref), pool_ref.shape[3], len(buffers_ref)
+    pages_of_block, first_tile, count = block // page_size, pl.program_id(0) * at_a_time, count_ref[0]
+
+    def first_key(tile: Any) -> Any:
+        return 0 if window is None else jnp.maximum(window.first(positions_ref[tile]), 0)
+
+    def end_key(tile: Any) -> Any:
+        return positions_ref[tile] + lens_ref[tile]
+
+    def for_pages(tile: Any, index: Any, do: Callable[[Any], None]) -> None:
+        """Calls `do` for the column in the page table of each page of a block that has keys for the tile."""
+        end = jnp.minimum(pl.cdiv(end_key(tile), page_size), (index + 1) * pages_of_block)
+        first = jnp.maximum(first_key(tile) // page_size, index * pages_of_block)
+        lax.fori_loop(first, end, lambda column, _: do(column), None)
+
+    def copy(page: Any, column: Any, slot: Any) -> Any:
+        place = pl.ds(column % pages_of_block * page_size, page_size)
+        return pltpu.make_async_copy(pool_ref.at[page], buffers_ref.at[slot, :, :, place], semaphores.at[slot])
+
+    def fetch_next() -> None:
+        tile, index, number = fetches_ref[0], fetches_ref[1], fetches_ref[2]
+
+        @pl.when(tile < count)
+        def _() -> None:
+            row, slot = rows_ref[tile], number % num_buffers
+            for_pages(tile, index, lambda column: copy(table_ref[row, column], column, slot).start())
+            is_last, next_tile = (index + 1) * block >= end_key(tile), jnp.minimum(tile + 1, count - 1)
+            fetches_ref[0] = jnp.where(is_last, tile + 1, tile)
+            fetches_ref[1] = jnp.where(is_last, first_key(next_tile) // block, index + 1)
+            fetches_ref[2] = number + 1
+
+    @pl.when(first_tile == 0)
+    def _() -> None:
+        buffers_ref[...] = jnp.zeros_like(buffers_ref)
+        fetches_ref[0], fetches_ref[1], fetches_ref[2], fetches_ref[3] = 0, first_key(0) // block, 0, 0
+        for _ in range(num_buffers - 1):
+            fetch_next()
+
+    def one_tile(place: Any, _: None) -> None:
+        tile = first_tile + place
+        for ref, value in zip(softmax, (MASKED, 0, 0), strict=True):
+            ref[...] = jnp.full_like(ref, value)
+
+        def one_block(index: Any, _: None) -> None:
+            fetch_next()
+            slot = fetches_ref[3] % num_buffers
+            for_pages(tile, index, lambda column: copy(0, column, slot).wait())
+            _attend_block(
+                queries_ref.at[place], buffers_ref.at[slot], softmax, positions_ref[tile], index * block, call
+            )
+            fetches_ref[3] += 1
+
+        lax.fori_loop(first_key(tile) // block, pl.cdiv(end_key(tile), block), one_block, None)
+        _, total_ref, weighted_ref = softmax
+        if sinks_ref is not None:
+            _rescale(softmax, slice(None), sinks_ref[...])
+            total_ref[...] += jnp.exp2(sinks_ref[...] - softmax[0][...])
+        out = weighted_ref[...] / _lanes(total_ref[...], weighted_ref.shape[1])
+        out_ref[place] = out.reshape(out_ref.shape[1:]).astype(out_ref.dtype)
+
+    lax.fori_loop(0, jnp.clip(count - first_tile, 0, at_a_time), one_tile, None)
+
+
+def _attend_block(
+    queries_ref: Any, block_ref: Any, softmax: Sequence[Any], position: Any, first_key: Any, call: _Call
+) -> None:
+    """Adds a block of keys to the softmax of a tile whose first token is at `position`.
+
+    The scores of some heads are multiplied before the softmax of those before them, so that the matrix unit has work
+    meanwhile: it takes 3 316 bundles in place of 4 420 for 64 tokens of 32/8 heads (v6e).
+    """
+    kv_heads, rows, _ = queries_ref.shape
+    scale, window, softcap = call.scoring.scale, call.scoring.window, call.scoring.softcap
+    num = next(num for num in range(kv_heads, 0, -1) if kv_heads % num == 0 and (num == 1 or num * rows <= TOGETHER))
+    token = lax.broadcasted_iota(jnp.int32, (rows, 1), 0) // call.group if call.size > 1 else jnp.zeros((rows, 1), int)
+    positions = position + jnp.concatenate([token] * num)
+    keys = first_key + lax.broadcasted_iota(jnp.int32, (num * rows, call.block), 1)
+    seen = keys <= positions
+    if window is not None:
+        seen &= keys >= window.first(positions)
+
+    def products(first: int) -> Any:
+        heads = range(first, first + num)
+        return jnp.concatenate([_dot(queries_ref[head], block_ref[head, 0], 1) for head in heads])
+
+    ahead = products(0)
+    for first in range(0, kv_heads, num):
+        scores, ahead = ahead, products(first + num) if first + num < kv_heads else None
+        if softcap is None:
+            scores *= scale * LOG2_E
+        else:
+            scores = jnp.tanh(scores * (scale / softcap)) * (softcap * LOG2_E)
+        scores = jnp.where(seen, scores, MASKED)
+        at = pl.ds(first * rows, num * rows)
+        largest_ref, total_ref, weighted_ref = softmax
+        _rescale(softmax, at, jnp.max(scores, axis=1, keepdims=True))
+        weights = jnp.exp2(scores - _lanes(largest_ref[at], call.block))
+        total_ref[at] += jnp.sum(weights, axis=1, keepdims=True)
+        weights = jnp.split(weights.astype(queries_ref.dtype), num)
+        added = [_dot(each, block_ref[first + i, -1], 0) for i, each in enumerate(weights)]
+        weighted_ref[at] += jnp.concatenate(added)
+
+
+def _rescale(softmax: Sequence[Any], at: Any, scores: Any) -> None:
+    """Lets sums be relative to the largest score, where there are new ones: [rows, 1], or in all lanes."""
+    largest_ref, total_ref, weighted_ref = softmax
+    largest = jnp.maximum(largest_ref[at], scores)
+    shrink = jnp.exp2(largest_ref[at] - largest)
+    largest_ref[at], total_ref[at] = largest, total_ref[at] * shrink
+    weighted_ref[at] *= _lanes(shrink, weighted_ref.shape[1])
+
+
+def _dot(left: Any, right: Any, axis: int) -> Any:
+    """The product over the last axis and this one, in the type of the left side and summed in float32."""
+    precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
+    dims = (((1,), (axis,)), ((), ()))
+    return lax.dot_general(
+        left, right.astype(left.dtype), dims, precision=precision, preferred_element_type=jnp.float32
     )
 
 
-def _pieces(inputs: AttentionInputs) -> tuple[Bool[Array, " pieces"], Bool[Array, " pieces"]]:
-    """Which singles and tiles are real, and which of them begin a sequence. The tiles of a row are neighbours."""
-    is_single = inputs.single_kv_lens > 0
-    is_tile = jnp.arange(len(inputs.tile_rows)) < inputs.num_tiles
-    follows = jnp.diff(inputs.tile_rows, prepend=-1) == 0
-    return jnp.concatenate([is_single, is_tile]), jnp.concatenate([is_single, is_tile & ~follows])
+def _lanes(x: Any, width: int) -> Any:
+    """`x`, whose lanes are all equal, with so many lanes."""
+    whole, rest = divmod(width, LANES)
+    parts = [x] * whole + ([x[:, :rest]] if rest else [])
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
 def smallest_page_size(num_rows: int, context_len: int) -> int:
@@ -127,24 +333,17 @@ def _table_bytes(num_rows: int, columns: int) -> int:
     return 4 * (-(-num_rows // 8) * 8) * (-(-columns // 128) * 128)
 
 
-def _check(queries: Float[Array, "T N H"], pool: Float[Array, "P page_size heads H"], sequences: Sequences) -> None:
-    """Raises NotImplementedError for all that the library refuses, some of it only when the kernel is compiled."""
-    _, page_size, heads, head_dim = pool.shape
-    if head_dim != 128:
-        raise NotImplementedError(f"the TPU kernel wants a head_dim of 128, but got {head_dim}")
+def _check(
+    queries: Float[Array, "T N H"], pool: Float[Array, "P K parts page_size width"], inputs: AttentionInputs
+) -> None:
+    """Raises NotImplementedError for all that the kernel cannot do."""
+    page_size, tile = pool.shape[3], SUBLANES * max(4 // pool.dtype.itemsize, 1)
     if queries.dtype not in (jnp.float32, jnp.bfloat16):
         raise NotImplementedError(f"the TPU kernel wants float32 or bfloat16 queries, but got {queries.dtype}")
-    if page_size > KEY_BLOCK:
-        raise NotImplementedError(f"the TPU kernel wants pages of at most {KEY_BLOCK} tokens, but got {page_size}")
-    packing = 4 // pool.dtype.itemsize  # numbers in one 32-bit word
-    words = heads // packing
-    if heads % packing or (words not in (1, 2, 4) and words % 8):
+    if page_size % tile:
+        raise NotImplementedError(f"the TPU kernel wants pages of a multiple of {tile} tokens, but got {page_size}")
+    if _table_bytes(*inputs.page_table.shape) > PAGE_TABLE_BYTES:
         raise NotImplementedError(
-            f"the TPU kernel wants keys and values to fill 1, 2, 4 or a multiple of 8 words, but got {heads} of "
-            f"{pool.dtype}"
-        )
-    if _table_bytes(*sequences.pages.shape) > PAGE_TABLE_BYTES:
-        raise NotImplementedError(
-            f"the TPU kernel wants the page table in scalar memory, but got {sequences.pages.shape}; larger pages or a "
-            "shorter context make it smaller"
+            f"the TPU kernel wants the page table in scalar memory, but got {inputs.page_table.shape}; larger pages or "
+            "a shorter context make it smaller"
         )

@@ -314,7 +314,7 @@ class Decoder(nnx.Module):
         own = None if self.own_inputs is None else self.own_inputs(inputs.token_ids, x)
         stream = Stream(x)
         caches, states, turns, kinds = list(pool.layers), list(pool.states), {}, {}
-        groups = [each._replace(attention=ops.with_sequences(each.attention)) for each in inputs.of_groups()]
+        groups = inputs.of_groups()
         of_layers = self.spec.layer_groups if len(groups) > 1 else [0] * len(caches)
         num_caches, num_states, places = 0, 0, list[int]()
         for layer in self.layers:

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from jsg.cache.pool import HEADS_AXIS, KVPool, make_pool, make_states
+from jsg.cache.pool import KVPool, make_pool, make_states
 from jsg.kernels_pallas.inputs import AttentionInputs, Pieces
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.config import read_spec
@@ -44,12 +44,11 @@ class PagedModel:
         pages = np.random.default_rng(0).permutation(np.arange(1, NUM_ROWS * pages_per_row + 1))
         self.page_table = pages.reshape(NUM_ROWS, pages_per_row).astype(np.int32)
         self._page_size = page_size
-        sharding = sharding_of(mesh, HEADS_AXIS, 4)
+        place = functools.partial(sharding_of, mesh)
         self._has_states = bool(config.state_shapes)
 
         def new_pool() -> KVPool:
-            pool = make_pool(config.kv_shapes, len(pages) + 1, page_size, dtype, sharding=sharding)
-            place = functools.partial(sharding_of, mesh)
+            pool = make_pool(config.kv_shapes, len(pages) + 1, page_size, dtype, place=place)
             states = make_states(config.state_shapes, NUM_ROWS + 1, dtype, place)
             return pool._replace(states=jax.tree.map(lambda x: x.at[1:].set(jnp.nan), states))  # nobody may read them
 

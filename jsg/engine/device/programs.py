@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jsg.cache.pool import HEADS_AXIS, KVPool, copy_slots
+from jsg.cache.pool import KVPool, copy_slots, heads_axis
 from jsg.engine.device import step
 from jsg.engine.device.executables import Executables, HostArray
 from jsg.engine.device.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
@@ -138,7 +138,7 @@ def over_devices(state: DeviceState, mesh: Mesh | None, axes: Sequence[Sequence[
     def shared(x: Any, axis: int | None) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(mesh, axis, len(x.shape)))
 
-    layers = jax.tree.map(lambda x: shared(x, HEADS_AXIS), state.pool.layers)
+    layers = jax.tree.map(lambda x: shared(x, heads_axis(len(x.shape))), state.pool.layers)
     states: Any = tuple(tuple(map(shared, arrays, each)) for arrays, each in zip(state.pool.states, axes, strict=True))
     pool = KVPool(layers, states)
     return jax.tree.map(lambda x: shared(x, None), state._replace(pool=None))._replace(pool=pool)
