@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.compiled import Model, Program, make_model
+from bench.compiled import Model, make_model
 from bench.report import ROOT
 from bench.tpu.program import Loop, loops
 from jsg.engine.device.programs import GREEDY
@@ -40,10 +40,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled program: the optimised HLO, the loops of its kernels by name, and the temporary bytes."""
+    """A compiled program.
+
+    Attributes:
+        hlo: The optimised program.
+        kernels: By the name of the operation, the loops of each kernel.
+        page_size: KV slots of a page.
+        temporary_bytes: See `bench.compiled.Program`.
+    """
 
     hlo: str
     kernels: dict[str, list[Loop]]
+    page_size: int
     temporary_bytes: int
 
 
@@ -71,7 +79,7 @@ def _read(kept: Path, digest: str) -> Compiled:
     """What a folder has of a program."""
     facts = json.loads((kept / f"{digest}.json").read_text(encoding="utf-8"))
     kernels = {name: [Loop(*each) for each in found] for name, found in facts["kernels"].items()}
-    return Compiled((kept / f"{digest}.hlo").read_text(encoding="utf-8"), kernels, facts["temporary_bytes"])
+    return Compiled((kept / f"{digest}.hlo").read_text(encoding="utf-8"), **facts | {"kernels": kernels})
 
 
 def _main() -> None:
@@ -85,12 +93,12 @@ def _main() -> None:
         text = "\n".join([fields["chip"], *versions, lowered.as_text()])
         digest = hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARS]
         if not (kept / f"{digest}.json").exists():
-            _keep(model.program(name), kept, dump, digest)
+            _keep(model, name, kept, dump, digest)
         print(digest, flush=True)
 
 
-def _keep(program: Program, kept: Path, dump: Path, digest: str) -> None:
-    kernels = {}
+def _keep(model: Model, name: Hashable, kept: Path, dump: Path, digest: str) -> None:
+    program, kernels = model.program(name), {}
     for file in dump.iterdir():
         named = re.fullmatch(r"\d+-(.*)-\d+-final_bundles.txt", file.name)
         if named and f"%{named[1]} = " in program.hlo:
@@ -98,7 +106,7 @@ def _keep(program: Program, kept: Path, dump: Path, digest: str) -> None:
             kernels[named[1]] = [(each.depth, each.bundles) for each in found]
         file.unlink()
     (kept / f"{digest}.hlo").write_text(program.hlo, encoding="utf-8")
-    facts = {"kernels": kernels, "temporary_bytes": program.temporary_bytes}
+    facts = {"kernels": kernels, "temporary_bytes": program.temporary_bytes, "page_size": model.settings.page_size}
     (kept / f"{digest}.json").write_text(json.dumps(facts), encoding="utf-8")
 
 

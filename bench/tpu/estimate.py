@@ -5,7 +5,7 @@ and as often that difference as there are more layers. All layers must be alike.
 """
 
 import functools
-import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,13 +25,17 @@ from bench.tpu.program import Loop, Operation, operations, seconds
 from jsg.engine.selfcheck import Cost, step_cost
 from jsg.engine.shapes import ACCELERATOR_CHUNK
 from jsg.kernels_pallas import tpu
+from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.loading import abstract_model
 from jsg.models.spec import ModelSpec
+from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {"Llama-3-8B": LLAMA_8B, "Qwen3-8B": QWEN3_8B, "Llama-3-70B": LLAMA_70B, "Qwen3-30B-A3B": QWEN3_30B_A3B}
 ITEM_BYTES = jnp.bfloat16.dtype.itemsize
 PROMPT_TOKENS = 2048
 """The new tokens of a step with prompts. The engine's largest step has 8192, which takes minutes to compile."""
+MAX_RUNNING = 256
+"""Requests in a step, by which its shape has rows of logits."""
 MEMORY_SHARE = 0.85
 """The default of `--mem-fraction-static`."""
 
@@ -42,11 +46,6 @@ class Load(NamedTuple):
     rows: int
     prompt: int
     answer: int
-
-    @property
-    def contexts(self) -> range:
-        """The cached tokens of a request over its answer, at 64 points."""
-        return range(self.prompt, self.prompt + self.answer, max(1, self.answer // 64))
 
 
 class Estimate:
@@ -76,13 +75,13 @@ class Estimate:
 
     def step(self, load: Load) -> Mapping[str, float]:
         """The seconds of a decode step by kinds of operations, with the greedy choice of tokens."""
-        found = Counter(self._all_layers(("decode", load.rows), _blocks(load)))
-        found.update(self._seconds(("sample", load.rows), 1, (0, 0, 0)))
+        found = Counter(self._all_layers(("decode", load.rows), _singles(load)))
+        found.update(self._seconds(("sample", load.rows), 1, Tiles(1, 0, ())))
         return found
 
     def prefill(self, load: Load) -> Mapping[str, float]:
         """The seconds of a step with `PROMPT_TOKENS` new tokens of prompts, by kinds of operations."""
-        return self._all_layers(("extend", PROMPT_TOKENS), _blocks_of_prompts(load.prompt))
+        return self._all_layers(("extend", PROMPT_TOKENS), _tiles(load.prompt))
 
     def rate(self, load: Load) -> float:
         """Output tokens per second if as many requests always run, each prompt is computed once and nothing waits."""
@@ -104,51 +103,70 @@ class Estimate:
     def _floor(self, cost: Cost) -> float:
         return max(cost.num_bytes / self.chip.bytes_per_s, cost.num_flops / self.chip.flops_per_s)
 
-    def _all_layers(self, program: tuple[str, int], visits: "Visits") -> Mapping[str, float]:
-        one, two = (self._seconds(program, layers, visits) for layers in (1, 2))
+    def _all_layers(self, program: tuple[str, int], tiles: "Tiles") -> Mapping[str, float]:
+        one, two = (self._seconds(program, layers, tiles) for layers in (1, 2))
         more = len(self.config.layers) - 1
         return {kind: one.get(kind, 0.0) + more * (two[kind] - one.get(kind, 0.0)) for kind in two}
 
-    def _seconds(self, program: tuple[str, int], layers: int, visits: "Visits") -> Mapping[str, float]:
+    def _seconds(self, program: tuple[str, int], layers: int, tiles: "Tiles") -> Mapping[str, float]:
         compiled = self._programs[program, layers]
+        token_bytes = self.config.kv_bytes_per_token(ITEM_BYTES) / len(self.config.layers) / self.num_devices
 
         def kernel(operation: Operation) -> tuple[float, float]:
-            found = compiled.kernels[operation.name]
-            if operation.kind != "attention":
-                raise NotImplementedError(f"the model knows no trips of the loops of {operation.name}: {found}")
-            read = visits.key_blocks * tpu.KEY_BLOCK * self._token_bytes
-            return _bundles(found, visits) / self.chip.clock_hz, read + operation.hbm_bytes
+            found, named = compiled.kernels[operation.name], re.match(r"attention_of_(\d+)", operation.name)
+            if named is None:
+                raise NotImplementedError(f"nobody has said how often the loops of {operation.name} run: {found}")
+            mine = tiles if int(named[1]) == tiles.size else Tiles(int(named[1]), MAX_RUNNING, ())  # none is real
+            pages, page_bytes = mine.num_pages(compiled.page_size), compiled.page_size * token_bytes
+            cycles = mine.bundles(found, compiled.page_size)
+            return cycles / self.chip.clock_hz, pages * page_bytes + operation.hbm_bytes
 
         return seconds(operations(compiled.hlo), self.chip, self.num_devices, kernel)
 
-    @property
-    def _token_bytes(self) -> float:
-        return self.config.kv_bytes_per_token(ITEM_BYTES) / len(self.config.layers) / self.num_devices
+
+class Tiles(NamedTuple):
+    """The tiles of attention in a layer, of which each has one token or those of a part of a prompt.
+
+    Attributes:
+        size: The most tokens of one.
+        most: How many there can be in this shape of step.
+        keys: Of each real one, how many keys its last token sees.
+    """
+
+    size: int
+    most: int
+    keys: tuple[int, ...]
+
+    def num_pages(self, page_size: int) -> int:
+        """The pages that are copied for all of them."""
+        return sum(-(-keys // page_size) for keys in self.keys)
+
+    def bundles(self, loops: Sequence[Loop], page_size: int) -> float:
+        """The bundles of `jsg.kernels_pallas.tpu` for them.
+
+        The loops inside each other are those of programs, of the tiles of a program, of blocks of keys, and in each
+        block those that begin and await the copies of its pages.
+        """
+        program, tile, block = (max(each.bundles for each in loops if each.depth == depth) for depth in (1, 2, 3))
+        page = sum(each.bundles for each in loops if each.depth == 4)
+        programs = -(-self.most // max(1, tpu.SUBLANES // self.size))
+        blocks = sum(-(-keys // tpu.KEY_BLOCK) for keys in self.keys)
+        inside = (block - page) * blocks + page * self.num_pages(page_size)
+        return programs * (program - tile) + len(self.keys) * (tile - block) + inside
 
 
-class Visits(NamedTuple):
-    """How often the loops of attention run in a layer: programs, sequences in one, and blocks of keys of a sequence."""
-
-    programs: float
-    sequences: float
-    key_blocks: float
+def _singles(load: Load) -> Tiles:
+    """One new token of each request, all at other places of their answers."""
+    step = load.answer / load.rows
+    return Tiles(1, load.rows, tuple(load.prompt + 1 + int(step * index) for index in range(load.rows)))
 
 
-def _blocks(load: Load) -> Visits:
-    blocks = [math.ceil((length + 1) / tpu.KEY_BLOCK) for length in load.contexts]
-    programs = math.ceil(load.rows / tpu.DECODE_QUERY_BLOCK)
-    return Visits(programs, load.rows, load.rows * sum(blocks) / len(blocks))
-
-
-def _blocks_of_prompts(length: int) -> Visits:
-    """Each block of queries reads all keys of its prompt, also those after it."""
-    programs = PROMPT_TOKENS // tpu.EXTEND_QUERY_BLOCK
-    return Visits(programs, programs, programs * math.ceil(length / tpu.KEY_BLOCK))
-
-
-def _bundles(loops: Sequence[Loop], visits: Visits) -> float:
-    program, sequence, block = (next(each.bundles for each in loops if each.depth == depth) for depth in (1, 2, 3))
-    return visits.programs * (program - sequence) + visits.sequences * (sequence - block) + visits.key_blocks * block
+def _tiles(length: int) -> Tiles:
+    """Whole prompts of this length."""
+    most = BucketKey(Phase.EXTEND, PROMPT_TOKENS, MAX_RUNNING).num_tiles
+    of_prompt = range(QUERY_TILE, length + QUERY_TILE, QUERY_TILE)
+    keys = [min(end, length) for end in of_prompt] * (PROMPT_TOKENS // length)
+    return Tiles(QUERY_TILE, most, tuple(keys))
 
 
 def _rate(load: Load, step: float, prefill_of_token: float) -> float:

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.compiled import NO_ESTIMATE
@@ -42,11 +42,13 @@ class Operation:
     """One operation of a program.
 
     Attributes:
-        kind: "product", "elementwise", "attention", "kernel" (any other of Pallas), "exchange", "copy" or "wait".
+        kind: "product", "elementwise", "attention", "kernel" (any other of Pallas), "exchange", "copy", "wait" or
+            "loop".
         cycles: Of the core.
         hbm_bytes: What it reads from HBM and writes there, itself or by the copy that it begins. Of an exchange, the
             bytes of the whole result.
         of: The copy whose end a "wait" awaits, or what an "exchange" is.
+        body: What a "loop" repeats, as often as its trips say.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Operation:
     cycles: int = 0
     hbm_bytes: int = 0
     of: str = ""
+    body: tuple["Operation", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,19 @@ def _arrays_in(text: str) -> list[_Array]:
 
 def operations(hlo: str) -> list[Operation]:
     """The operations of an optimised program that take time, in the order in which it runs them."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    computation = ""
+    for line in hlo.splitlines():
+        if header := re.match(r"(ENTRY )?%(\S+) \(", line):
+            computation = "ENTRY" if header[1] else header[2]
+        lines[computation].append(line)
+    return _operations_of("ENTRY", lines)
+
+
+def _operations_of(computation: str, lines: Mapping[str, Sequence[str]]) -> list[Operation]:
     known: dict[str, list[_Array]] = {}
     found = []
-    for line in _entry(hlo):
+    for line in lines[computation]:
         match = re.match(r" +(?:ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*)", line)
         if match is None:
             continue
@@ -89,7 +102,12 @@ def operations(hlo: str) -> list[Operation]:
         if operation == "get-tuple-element" and (index := re.search(r"index=(\d+)", rest)):
             results = [operands[0][int(index[1])]]
         known[name] = results
-        if not FREE.fullmatch(operation):
+        if operation == "while":
+            body, trips = re.search(r"body=%([^\s,]+)", rest), re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
+            assert body is not None and trips is not None, f"{name} does not say how often it runs"
+            inside = _operations_of(body[1], lines)
+            found.append(Operation(name, "loop", body=tuple(inside) * int(trips[1])))
+        elif not FREE.fullmatch(operation):
             found.append(_operation(name, operation, [*itertools.chain(*operands)], results, rest))
     return [each for each in found if each is not None]
 
@@ -135,7 +153,7 @@ def seconds(
     """
     found: dict[str, float] = defaultdict(float)
     core, memory, ends = 0.0, 0.0, dict[str, float]()
-    for each in program:
+    for each in itertools.chain(*(each.body or [each] for each in program)):
         before = core
         busy, num_bytes = each.cycles / chip.clock_hz, float(each.hbm_bytes)
         if each.kind == "exchange":
@@ -162,11 +180,3 @@ def loops(bundles: str) -> list[Loop]:
             end = next(after, int(rows[-1][0], 16) + 1)
             found.append(Loop(len(nest), end - int(address, 16)))
     return found
-
-
-def _entry(hlo: str) -> Iterator[str]:
-    inside = False
-    for line in hlo.splitlines():
-        inside = line.startswith("ENTRY") or (inside and not line.startswith("}"))
-        if inside:
-            yield line

@@ -96,7 +96,7 @@ def test_further_layers_are_like_the_second():
             for index in range(layers)
         ]
         text = "\n".join(["ENTRY %main () -> f32[8] {", *(f"  {line}" for line in lines), "}"])
-        return Compiled(text, {}, 0)
+        return Compiled(text, {}, 64, 0)
 
     estimate, load = Estimate("v6e", "Qwen3-8B", 4, Path()), Load(64, 1024, 1024)
     kinds = [("decode", 64), ("extend", estimates.PROMPT_TOKENS), ("sample", 64)]
