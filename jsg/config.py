@@ -175,6 +175,12 @@ class EngineConfig:
         "tokens and lets the model verify them, 'retokenize' appends them, 'off' generates them one by one.",
         ("draft", "retokenize", "off"),
     )
+    speculative: str = _knob(
+        "auto",
+        "Where drafts come from, unless a request says otherwise: 'auto' also copies what prompt, prefix and namespace "
+        "had before where that gains time, 'off' leaves it at what a grammar forces. Drafts change no answer.",
+        ("auto", "off"),
+    )
     disable_radix_cache: bool = _knob(False, "Turns off the cache of prefixes, so that requests share no prefix.")
     disable_overlap_schedule: bool = _knob(
         False, "Plans each step after the tokens of the step before it are known. Default: while that step still runs."

@@ -24,6 +24,7 @@ MAX_N = 128
 _MAX_INT = 2**31 - 1
 
 JumpForward = Literal["draft", "retokenize", "off"]
+Speculative = Literal["auto", "off"]
 Dtype = Literal["int", "float", "bool", "str"]
 
 Interface = Literal["gen", "run", "openai", "responses", "anthropic"]
@@ -358,6 +359,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         None,
         _HTTP,
         "The method for parts where the grammar allows only one text; see `sampling_params`.",
+    ),
+    Parameter(
+        "speculative",
+        OneOf(get_args(Speculative)),
+        None,
+        _HTTP,
+        "Whether drafts are copied from earlier text; see `sampling_params`.",
     ),
     Parameter(
         "return_constraint",

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from jsg.cache_report import CacheReport
 from jsg.errors import FieldName, GrammarError, JsgError, RequestError, is_int, quote, require
 from jsg.media import MediaInput
-from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
+from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, Speculative, TokenIds, with_fields
 from jsg.prompt_ids import PromptIds
 from jsg.token_scores import TokenLogprob, TokenScores
 from jsg.waits import Waited, sum_of
@@ -138,6 +138,8 @@ class SamplingParams:
             output is complete.
         jump_forward: What to do where the grammar allows only one text: "draft" proposes its tokens and lets the model
             verify them, "retokenize" appends them, "off" generates them one by one. None is the engine's default.
+        speculative: Whether drafts are copied from what prompt, prefix and namespace had before: "auto" where it saves
+            time, or "off". None is the engine's default.
         return_constraint: Report in `RequestOutput.constraint` what the grammar did.
     """
 
@@ -161,6 +163,7 @@ class SamplingParams:
     no_stop_trim: bool = False
     grammar: GrammarSpec | str | None = None
     jump_forward: JumpForward | None = None
+    speculative: Speculative | None = None
     return_constraint: bool = False
 
     def __post_init__(self) -> None:

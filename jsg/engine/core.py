@@ -11,12 +11,14 @@ from jsg.cache.tree_log import TreeLog
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.engine.device.results import InFlight
+from jsg.engine.drafter import Drafter
 from jsg.engine.gather import Gatherer
 from jsg.engine.profile import StepProfiler
 from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
 from jsg.errors import JsgError, waited_too_long
 from jsg.sched.batch import Batch
+from jsg.sched.buckets import BucketKey
 from jsg.sched.put_off import put_off
 from jsg.sched.table import POOL_TERMS
 from jsg.types import Request, RequestOutput
@@ -42,6 +44,14 @@ class EngineCore:
         self._tree_log = TreeLog(parts.cache)
         self._runner = parts.runner
         self.grammars = parts.constraints
+        self._drafter = Drafter(
+            parts.scheduler.gate,
+            parts.constraints,
+            vocab_size=parts.info.vocab_size,
+            eos_token_ids=frozenset(parts.info.eos_token_ids),
+            page_size=parts.info.page_size,
+            is_on=config.speculative != "off",
+        )
         self._executables = parts.runner.programs.executables
         self._decode_steps = parts.decode_steps
         self._in_flight: InFlight | None = None
@@ -54,8 +64,14 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would serve requests, or run a program that has just been compiled."""
-        return self._serves or not self._runner.is_warm
+        """Whether a step would serve requests, run a program that has just been compiled, or measure one."""
+        return self._serves or not self._runner.is_warm or self._unmeasured is not None
+
+    @property
+    def _unmeasured(self) -> BucketKey | None:
+        """A shape whose cost drafts depend on, and that can be measured now; None if there is none."""
+        keys = self.scheduler.gate.to_measure if self._config.speculative != "off" else ()
+        return next((key for key in keys if self._runner.can_time(key)), None)
 
     @property
     def is_settled(self) -> bool:
@@ -105,14 +121,14 @@ class EngineCore:
 
     def _step(self) -> list[RequestOutput]:
         if not self._serves or self._num_steps % STEPS_PER_FIRST_RUN == 0:
-            self._runner.warm_one()
+            self._run_idly()
         if self._profiler is not None and self._serves:
             self._profiler.before_step()
         outputs, self._outputs = self._outputs, []
         if self._must_commit_first():
             outputs += self._commit_in_flight()
-        max_rows = self._runner.max_draft_rows if self.grammars.has_requests else 0
-        proposals = self.grammars.proposals(self.scheduler.running, max_rows)
+        max_rows = self._runner.max_draft_rows
+        proposals = self._drafter.proposals(self.scheduler.running, max_rows)
         outputs += self._run(self.scheduler.plan(time.monotonic(), proposals, max_rows))
         if self._config.disable_overlap_schedule:
             outputs += self._commit_in_flight()
@@ -122,13 +138,22 @@ class EngineCore:
             self._num_generated += len(output.token_ids)
             if output.finish is not None:
                 self.grammars.forget(output.rid)
+                self._drafter.end(output.rid)
         return self._gatherer.gather(outputs)
 
     def _must_commit_first(self) -> bool:
         flight = self._in_flight
         if flight is None:
             return False
-        return flight.batch.has_drafts or self.grammars.must_know_tokens(self.scheduler.running)
+        if flight.batch.has_drafts:
+            return True
+        return self._drafter.must_know_tokens(self.scheduler.running, self._runner.max_draft_rows)
+
+    def _run_idly(self) -> None:
+        """Makes a first run of a program, or measures a step of a shape."""
+        self._runner.warm_one()
+        if self._runner.is_warm and (key := self._unmeasured) is not None:
+            self.scheduler.gate.note(key, self._runner.time_step(key))
 
     def _run(self, batch: Batch | None) -> list[RequestOutput]:
         """Starts a step and commits the one before. Masks need that commit, so they are made before the sampling."""
@@ -156,6 +181,7 @@ class EngineCore:
         result = flight.read()
         self._in_flight = None  # after the read, so that an error of the device is raised by the next step too
         self.grammars.accept(flight.batch, result)
+        self._drafter.accept(flight.batch, result)
         return self.scheduler.commit(flight.batch, result)
 
     def refuse_overdue(self) -> list[Refusal]:
@@ -181,7 +207,7 @@ class EngineCore:
                 return self._tree_log.look(call.cursor, with_tokens=call.with_tokens) | {"pool": self._pool()}
 
     def flush_cache(self) -> bool:
-        """Forgets every cached prefix, even held ones, and encoded images.
+        """Forgets every cached prefix, even held ones, encoded images, and the outputs that drafts are copied from.
 
         Returns:
             False, without any change, while requests run or wait.
@@ -190,6 +216,7 @@ class EngineCore:
             return False
         self.scheduler.break_holds(len(self.scheduler.holds))
         self.scheduler.table.vision.reset()
+        self._drafter.flush()
         return self._cache.reset()
 
     def _end_stale_step(self) -> bool:
@@ -235,6 +262,7 @@ class EngineCore:
             **self._pool_stats(),
             **self._state_stats(),
             **self.grammars.stats(self._runner.masks),
+            **self._drafter.stats(),
             **self._vision_stats(),
             "num_lowered": self._executables.num_lowered,
             "num_compiled": self._executables.num_compiled,

@@ -17,12 +17,11 @@ from jsg.engine.device.programs import Programs
 from jsg.engine.device.targets import Target, traced_for
 from jsg.engine.find import find_model
 from jsg.engine.grammars.kernel_folder import KernelFolder
+from jsg.engine.progress import Report, counted
 from jsg.engine.startup import (
-    Report,
     Settings,
     abstract_model_of,
     begin,
-    counted,
     kernel_cache_of,
     make_executables,
     make_plan,

@@ -3,10 +3,8 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import logging
-import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,13 +18,20 @@ from jsg.cache.radix import RadixCache
 from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
 from jsg.engine.child.protocol import ModelInfo, Progress
-from jsg.engine.device import fp8_kernels, program_store
+from jsg.engine.device import few_bits_kernels, fp8_kernels, program_store
 from jsg.engine.device.devices import Device, check_number_types, multiplies_e4m3, open_device, processor
 from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables, use_compilation_cache
-from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
+from jsg.engine.device.memory import (
+    MemoryPlan,
+    largest_step_bytes,
+    plan_memory,
+    total_code_bytes,
+    usable_bytes,
+    vision_shape,
+)
 from jsg.engine.device.panels import lay_out
 from jsg.engine.device.program_store import ProgramStore
-from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
+from jsg.engine.device.programs import POOL_KINDS, DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.device.runner import ModelRunner
 from jsg.engine.embedder import read_embedder
 from jsg.engine.find import find_model
@@ -37,6 +42,7 @@ from jsg.engine.hosts.identity import code_identity
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
 from jsg.engine.private_directory import compilation_cache_path, with_usable_cache
 from jsg.engine.profile import profiled_compiler_options
+from jsg.engine.progress import Report, counted, load_progress
 from jsg.engine.selfcheck import DecodeSteps, step_cost
 from jsg.engine.shapes import shapes_of
 from jsg.errors import ConfigError, MemoryPlanError
@@ -56,7 +62,6 @@ from jsg.types import Embedder, JumpForward
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[Progress], None]
 Read = tuple[ModelSpec, Embedder | None] | None
 """A model over the devices, and how it embeds; None for one that is not read yet."""
 
@@ -113,11 +118,13 @@ class Settings:
         kernels += ", products in e4m3" if fp8_kernels.rounds_rows(self.device, self.config, self.model) else ""
         kernels += f", experts in {self.config.ep_size} groups" if self.config.ep_size > 1 else ""
         hosts = "" if self.party is None else f", number {self.config.node_rank} of {self.config.nnodes} hosts"
+        lost = self.page_size // 2  # a prefix ends anywhere in its last page
+        pages = f" (prefixes are found {lost} tokens shorter on average; --page-size lowers it)" if lost else ""
         return (
             f"device: {self.device}{hosts}\n"
             f"programs: {self.dtype.name}{kernels}, {self._implementations()}, KV pool in {self.kv_dtype.name}, "
-            f"page size {self.page_size}; steps of up to {shapes.max_rows} requests and {shapes.max_tokens} new tokens "
-            f"in {len(shapes.all)} shapes{self._advice()}"
+            f"page size {self.page_size}{pages}; steps of up to {shapes.max_rows} requests and {shapes.max_tokens} new "
+            f"tokens in {len(shapes.all)} shapes{self._advice()}"
         )
 
     def _implementations(self) -> str:
@@ -295,7 +302,7 @@ def _make_runner(settings: Settings, report: Report) -> tuple[ModelRunner, Memor
         quantization=config.quantization,
         seed=config.random_seed,
         mesh=settings.mesh,
-        progress=_load_progress(report),
+        progress=load_progress(report),
         compares_head=False,
     )
     _lay_out(model, settings)
@@ -360,20 +367,10 @@ def _lay_out(model: nnx.Module, settings: Settings) -> None:
     """Lays kernels out as the products of this device read them."""
     if multiplies_e4m3(settings.device, settings.config.fp8_products):
         fp8_kernels.lay_out(model)
+    if settings.platform == "tpu":
+        few_bits_kernels.lay_out(model)
     if settings.platform == "cpu" and settings.mesh is None:
         lay_out(model)
-
-
-def _load_progress(report: Report) -> Callable[[int, int, int], None]:
-    """Reports how much of a model is loaded, and how fast it is read."""
-    started = time.monotonic()
-
-    def tell(done: int, total: int, num_bytes: int) -> None:
-        rate = num_bytes / 1e9 / max(time.monotonic() - started, 1e-9)
-        text = f"{num_bytes / 2**20:.0f} MiB, {rate:.1f} GB/s" if num_bytes else ""
-        report(Progress("load", done, total, text))
-
-    return tell
 
 
 def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
@@ -454,11 +451,11 @@ def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelSpec, Embed
 
 
 def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
-    """The memory plan, which depends on the temporary arrays of the largest programs.
+    """The memory plan, which depends on the temporary arrays of the largest programs, and on a TPU on programs' code.
 
     Their size is known once these programs are compiled. They are compiled for abstract arrays, so nothing is
-    allocated. If the pool has to shrink for them, they are compiled again for the smaller pool. A plan that fails even
-    without temporary arrays is refused before anything is compiled.
+    allocated. If the pool has to shrink for them, those that take it are compiled again for the smaller pool. A plan
+    that fails even without them is refused before anything is compiled.
     """
     ops.refusals.clear()
     model = abstract_model_of(settings)
@@ -468,18 +465,20 @@ def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
 
     weights_bytes = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(model))))
     first = plan_of(settings, limit_bytes, weights_bytes, 0)
-    temporary_bytes = _temporary_bytes(settings, executables, model, first)
+    sizes = _measured(settings, executables, model, first)
     if settings.party is not None:
-        temporary_bytes = -settings.party.agree("sizes", "", -temporary_bytes)  # the most that any host needs
-    final = plan_of(settings, limit_bytes, weights_bytes, temporary_bytes)
+        sizes = [-settings.party.agree("sizes", "", -size) for size in sizes]  # the most that any host needs
+    final = plan_of(settings, limit_bytes, weights_bytes, *sizes)
     if (final.pool_tokens, final.windows) != (first.pool_tokens, first.windows):
-        executables.clear()
-        _temporary_bytes(settings, executables, model, final)
+        executables.clear(POOL_KINDS)
+        _measured(settings, executables, model, final)
     return final
 
 
-def plan_of(settings: Settings, limit_bytes: int, weights_bytes: int, temporary_bytes: int) -> MemoryPlan:
-    """The memory plan of an engine on devices with so much memory each, and with so large weights and steps."""
+def plan_of(
+    settings: Settings, limit_bytes: int, weights_bytes: int, temporary_bytes: int, code_bytes: int = 0
+) -> MemoryPlan:
+    """The memory plan of an engine on devices with so much memory each, and with so large weights, steps and code."""
     return plan_memory(
         settings.config,
         settings.model,
@@ -489,6 +488,7 @@ def plan_of(settings: Settings, limit_bytes: int, weights_bytes: int, temporary_
         kv_itemsize=settings.kv_dtype.itemsize,
         weights_bytes=weights_bytes,
         temporary_bytes=temporary_bytes,
+        code_bytes=code_bytes,
         max_running=settings.max_running,
         context_length=settings.context_length,
         chunk=settings.buckets.chunk,
@@ -498,13 +498,19 @@ def plan_of(settings: Settings, limit_bytes: int, weights_bytes: int, temporary_
     )
 
 
-def _temporary_bytes(settings: Settings, executables: Executables, model: nnx.Module, plan: MemoryPlan) -> int:
-    """Compiles the largest programs; returns the bytes that a step needs beside its arguments."""
+def _measured(settings: Settings, executables: Executables, model: nnx.Module, plan: MemoryPlan) -> Sequence[int]:
+    """Compiles the largest programs, and on a TPU those of a first request; returns two numbers of bytes.
+
+    These are what a step needs beside its arguments, and the code of all programs. A TPU has the code in its memory.
+    On a GPU it lies in the memory that JAX does not reserve, and XLA says nothing of it for a CPU.
+    """
     state = settings.abstract_state(plan)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
-    names = programs.declare_largest()
-    executables.compile(names)
-    return largest_step_bytes([executables.compiled(name) for name in names], settings.buckets, settings.model)
+    largest = programs.declare_largest()
+    first = programs.declare_first() if settings.platform == "tpu" else []
+    executables.compile(dict.fromkeys(largest + first))
+    step_bytes = largest_step_bytes([executables.compiled(name) for name in largest], settings.buckets, settings.model)
+    return step_bytes, total_code_bytes({name: executables.compiled(name) for name in first}, programs.names)
 
 
 def _warm_up(runner: ModelRunner, executables: Executables, settings: Settings, report: Report) -> None:
@@ -526,12 +532,6 @@ def _warm_up(runner: ModelRunner, executables: Executables, settings: Settings, 
     report(Progress("warm-up", len(names), len(names)))
     executables.seal()
     executables.compile_rest_in_background()
-
-
-def counted(report: Report, total: int) -> Callable[[Hashable], None]:
-    """Reports each program that is compiled."""
-    numbers = itertools.count()
-    return lambda name: report(Progress("warm-up", next(numbers), total, str(name)))
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:

@@ -65,6 +65,12 @@ class Quantised(NamedTuple):
         scale = self.scale.astype(jnp.float32)
         return scale if self.factor is None else scale * self._spread(self.factor, scale.shape[self.axis])
 
+    @property
+    def wide_zero(self) -> Any:
+        """The zeros in float32, with their steps; there are some."""
+        zero = self.zero.astype(jnp.float32)
+        return zero if self.step is None else zero * self._spread(self.step, zero.shape[self.axis])
+
     def restored(self, dtype: jax.typing.DTypeLike) -> Num[Array, "..."]:
         """The kernel as an array: computed in float32, with its inputs in their own order, and rounded to a type."""
         axis, form, values = self.axis, self.form, self.values
@@ -82,8 +88,7 @@ class Quantised(NamedTuple):
         elif self.step is None:
             numbers = (numbers - self._spread(self.zero.astype(wide), count)) * self._spread(scale, count)
         else:
-            offset = self.zero.astype(wide) * self._spread(self.step, self.zero.shape[axis])
-            numbers = numbers * self._spread(scale, count) - self._spread(offset, count)
+            numbers = numbers * self._spread(scale, count) - self._spread(self.wide_zero, count)
         numbers = numbers.astype(dtype)
         return numbers if self.order is None else jnp.take(numbers, jnp.argsort(self.order), axis)
 

@@ -29,6 +29,7 @@ from jsg.kernels_pallas.activation import Activation
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.kernels_pallas.falling_back import falling_back, refusals  # noqa: F401 # others ask `ops` for refusals
 from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.form import Form
 from jsg.kernels_pallas.inputs import (
     AttentionInputs,
     Chunks,
@@ -103,7 +104,7 @@ def rotate_and_write(
         slots: The slot of each token, page * page_size + offset; 0 for tokens that must not be written.
         cache: The layer's part of the pool.
         norms: RMS norms of queries and keys.
-        implementation: "triton", "native", "reference", or None for the best that works here.
+        implementation: "triton", "tpu", "native", "reference", or None for the best that works here.
 
     Returns:
         Queries in the dtype of `qkv`; query head n belongs to key-value head n // G. And the pool.
@@ -122,6 +123,11 @@ def rotate_and_write(
 
             with falling_back("rotate_and_write", "native", implementation):
                 return native.rotate_and_write(qkv, cos, sin, slots, cache, norms)
+        case "tpu":
+            from jsg.kernels_pallas import tpu_write
+
+            with falling_back("rotate_and_write", "tpu", implementation):
+                return tpu_write.rotate_and_write(qkv, cos, sin, slots, cache, norms)
         case _:
             pass
     return reference_write.rotate_and_write(qkv, cos, sin, slots, cache, norms)
@@ -342,8 +348,8 @@ def matmul(
             order that does not depend on the other rows. Or in few bits, restored in the type of `x`; or in `fp8`.
         result: Type of the result. Of panels float32 or bfloat16.
         sizes: Rows of each expert, as in `grouped_matmul`; None for one kernel.
-        implementation: Of a kernel in few bits: "triton", which restores parts in registers, "reference", which writes
-            all of it first, or None for the best that works here.
+        implementation: Of a kernel in few bits: "triton" and "tpu", which restore parts on the chip, "reference", which
+            writes all of it first, or None for the best that works here.
     """
     if isinstance(kernel, Fp8Kernel):
         return fp8.matmul(x, kernel, result, implementation, best_implementation())
@@ -352,13 +358,22 @@ def matmul(
         from jsg.kernels_pallas.native import matmul as native
 
         return native.matmul(x, kernel, result, sizes)
-    if (implementation or best_implementation()) == "triton":
-        from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
+    match implementation or best_implementation():
+        case "triton":
+            from jsg.kernels_pallas.few_bits_matmul import few_bits_matmul
 
-        with falling_back("few_bits_matmul", "triton", implementation):
-            return few_bits_matmul(x, kernel, result, interpret=_interprets())
+            with falling_back("few_bits_matmul", "triton", implementation):
+                return few_bits_matmul(x, kernel, result, interpret=_interprets())
+        case "tpu":
+            from jsg.kernels_pallas import vmem_matmul
+
+            with falling_back("few_bits_matmul", "tpu", implementation):
+                return vmem_matmul.matmul(x, kernel, result, interpret=_interprets())
+        case _:
+            pass
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # as `models.layers.project`
-    return jnp.tensordot(x, kernel.restored(x.dtype), 1, precision=precision, preferred_element_type=result)
+    dimensions = ((1,), (kernel.axis,)), ((), ())
+    return lax.dot_general(x, kernel.restored(x.dtype), dimensions, precision, result)
 
 
 def has_faster_columns(x: Float[Array, "T D"], kernel: Quantised) -> bool:
@@ -477,13 +492,13 @@ def grouped_matmul(
         rows: The rows of group 0, then those of group 1, and so on.
         kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
             Those in panels, and those of `fp8`, have their scales. A `Quantised` is restored in the type of the rows,
-            by "triton" part by part in registers, else all of it first.
+            by "triton" and "tpu" part by part on the chip, else all of it first.
         sizes: Rows of each group, at most R in all.
         scale: The factor of the sums of each column, in float32.
         bias: What is added to each column; None for nothing.
         result: Type of the result.
-        implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which
-            on a TPU is a kernel, and elsewhere computes every row with every kernel.
+        implementation: "triton", "tpu", "reference", or None for the best that works here. The reference is XLA's own,
+            which on a TPU is a kernel, and elsewhere computes every row with every kernel.
 
     Raises:
         NotImplementedError: The implementation that was named cannot do this case.
@@ -502,6 +517,15 @@ def grouped_matmul(
             return kernel.grouped_matmul(
                 rows, kernels, sizes, scale=scale, bias=bias, result=result, interpret=_interprets()
             )
+    if (implementation or best_implementation()) == "tpu" and (isinstance(kernels, Quantised) or scale is not None):
+        from jsg.kernels_pallas import vmem_matmul
+
+        few = kernels if isinstance(kernels, Quantised) else Quantised(kernels, scale, Form("int8"))
+        with falling_back("grouped_matmul", "tpu", implementation):
+            sums = vmem_matmul.grouped_matmul(
+                rows, few, sizes, result if bias is None else jnp.float32, interpret=_interprets()
+            )
+            return sums if bias is None else (sums + bias[group]).astype(result)
     kernels = kernels.restored(rows.dtype) if isinstance(kernels, Quantised) else kernels
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
     if scale is None and bias is None:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tpu_write import LANES, granule
 from jsg.window import Window
 
 KEY_BLOCK = 512
@@ -33,7 +34,7 @@ PAGE_TABLE_BYTES = 2**20 - 2**16
 VMEM_BYTES = 2**25
 """What the kernel may take of vector memory: a quarter of that of v5e and v6e, half of that of v7x."""
 MASKED = -1e30
-LANES, SUBLANES = 128, 8
+SUBLANES = 8
 LOG2_E = math.log2(math.e)
 
 
@@ -43,7 +44,7 @@ class Tiles(NamedTuple):
     rows: Int[Array, " n"]
     positions: Int[Array, " n"]
     lens: Int[Array, " n"]
-    count: Int[Array, " 1"]
+    num: Int[Array, " 1"]
 
 
 class _Call(NamedTuple):
@@ -157,7 +158,7 @@ def _attend(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True
         ),
         name=f"attention_of_{size}",
-    )(*scalars, tiles.count, table, by_head, pool, *of_rows)
+    )(*scalars, tiles.num, table, by_head, pool, *of_rows)
     out = out[:num, :, : size * group, width - head_dim :].reshape(num, kv_heads, size, group, head_dim)
     return out.swapaxes(1, 2).reshape(queries.shape)
 
@@ -279,7 +280,7 @@ def _attend_block(
 
     ahead = products(0)
     for first in range(0, kv_heads, num):
-        scores, ahead = ahead, products(first + num) if first + num < kv_heads else None
+        scores, ahead = ahead, products(first + num) if first + num < kv_heads else ahead
         if softcap is None:
             scores *= scale * LOG2_E
         else:
@@ -315,9 +316,7 @@ def _dot(left: Any, right: Any, axis: int) -> Any:
 
 def _lanes(x: Any, width: int) -> Any:
     """`x`, whose lanes are all equal, with so many lanes."""
-    whole, rest = divmod(width, LANES)
-    parts = [x] * whole + ([x[:, :rest]] if rest else [])
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+    return jnp.concatenate([x] * -(-width // LANES), axis=1)[:, :width]
 
 
 def smallest_page_size(num_rows: int, context_len: int) -> int:
@@ -337,11 +336,13 @@ def _check(
     queries: Float[Array, "T N H"], pool: Float[Array, "P K parts page_size width"], inputs: AttentionInputs
 ) -> None:
     """Raises NotImplementedError for all that the kernel cannot do."""
-    page_size, tile = pool.shape[3], SUBLANES * max(4 // pool.dtype.itemsize, 1)
+    page_size, size = pool.shape[3], granule(pool.dtype)
+    if pool.shape[4] % LANES:
+        raise NotImplementedError(f"the TPU kernel wants heads of a multiple of 64 numbers, but got {queries.shape[2]}")
     if queries.dtype not in (jnp.float32, jnp.bfloat16):
         raise NotImplementedError(f"the TPU kernel wants float32 or bfloat16 queries, but got {queries.dtype}")
-    if page_size % tile:
-        raise NotImplementedError(f"the TPU kernel wants pages of a multiple of {tile} tokens, but got {page_size}")
+    if page_size % size:
+        raise NotImplementedError(f"the TPU kernel wants pages of a multiple of {size} tokens, but got {page_size}")
     if _table_bytes(*inputs.page_table.shape) > PAGE_TABLE_BYTES:
         raise NotImplementedError(
             f"the TPU kernel wants the page table in scalar memory, but got {inputs.page_table.shape}; larger pages or "

@@ -20,10 +20,14 @@ class Proposal:
     Attributes:
         tokens: At least one, in their order.
         is_forced: Whether they are taken whatever the model says. Otherwise they are taken as far as the model agrees.
+        num_sure: How many of the first ones a grammar forces, so that the step has them if there is room; None for all.
+        chances: For each the chance that it and all before it are right; empty where all are sure.
     """
 
     tokens: tuple[int, ...]
     is_forced: bool
+    num_sure: int | None = None
+    chances: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -42,6 +46,7 @@ class BatchEntry:
         ends_prefill: Whether this is the last chunk of a prompt.
         num_drafts: How many of its last new tokens are drafts. Each draft, and the token before the drafts, has a row
             of logits, from which the next token is sampled.
+        num_sure: How many of the first drafts a grammar forces.
         is_forced: Whether the drafts are taken whatever is sampled in their places.
         is_known: Whether a step has run the first new token before, so that the state of the request has it.
         state_source: The slot in which the step reads the state of the request.
@@ -60,6 +65,7 @@ class BatchEntry:
     samples: bool = False
     ends_prefill: bool = False
     num_drafts: int = 0
+    num_sure: int = 0
     is_forced: bool = False
     is_known: bool = False
     state_source: int = 0

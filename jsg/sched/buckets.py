@@ -12,6 +12,8 @@ SMALLEST_EXTEND = 64
 SMALLEST_GROUPED = 32
 DRAFT_ROWS = 64
 """The rows of logits for drafts, beside those of the requests."""
+SMALLER_DRAFTS = (8, 16, 32, 64)
+"""Rows of logits of the shapes for few requests with drafts. Where there are many other shapes, the last must do."""
 ENOUGH = 0.75
 """The fraction of a shape for drafts that must be filled. Otherwise a smaller shape with fewer drafts is better."""
 
@@ -186,7 +188,7 @@ def _decode_sizes(max_rows: int, multiple: int) -> list[int]:
 def _draft_keys(max_rows: int) -> list[BucketKey]:
     """One shape with room for drafts beside a full batch, and smaller ones for few requests with drafts."""
     most = -(-max_rows // DRAFT_ROWS) * DRAFT_ROWS + DRAFT_ROWS
-    smaller = [DRAFT_ROWS] if max_rows > DRAFT_ROWS else [DRAFT_ROWS // 4, DRAFT_ROWS // 2, DRAFT_ROWS]
+    smaller = SMALLER_DRAFTS[-1:] if max_rows > DRAFT_ROWS else SMALLER_DRAFTS
     return [BucketKey(Phase.EXTEND, size, size) for size in (*smaller, most)]
 
 

@@ -21,7 +21,8 @@ from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.batching import Batcher
 from jsg.sched.config import SchedulerConfig, check_positions, check_request
-from jsg.sched.drafts import add_drafts
+from jsg.sched.drafts.adding import add_drafts
+from jsg.sched.drafts.gate import Gate
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import Placement, RequestState, RunningRequest
@@ -48,6 +49,7 @@ class Scheduler:
         joins: The joined requests that have no row yet.
         holds: By rid, the requests whose prompt is held, the oldest first.
         totals: The counters since the start.
+        gate: Decides which drafts are worth it.
     """
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
@@ -58,6 +60,7 @@ class Scheduler:
         self.joins = requests.joins
         self.holds = requests.holds
         self.totals = requests.totals
+        self.gate = Gate(config.buckets)
         self._config = config
         self._estimate = AdmissionEstimate(config.conservativeness)
         self._batcher = Batcher(config.buckets, self.table)
@@ -170,7 +173,9 @@ class Scheduler:
             # Within the round, branches are made of the joined requests that wait.
             to_come = self._config.max_running if len(self.joins) else len(self.waiting)
             most_entries = min(self._config.max_running, len(self.running) + to_come)
-            budget -= add_drafts(decoding, proposals, self.table, self._config.buckets, most_entries, max_rows)
+            budget -= add_drafts(
+                decoding, proposals, self.table, self._config.buckets, self.gate, most_entries, max_rows
+            )
         chunks = self._plan_prefill(budget, now_s)
         while not decoding and not chunks and (self.running or len(self.joins)):
             if self._num_in_flight or self.joins.fresh or not self._give_way():

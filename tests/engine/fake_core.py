@@ -19,7 +19,7 @@ from jsg.cache.radix import RadixCache
 from jsg.cache.tree_log import TreeLog
 from jsg.cache_report import CacheReport, EvictionCause, MissReason
 from jsg.config import EngineConfig
-from jsg.engine.child.protocol import STATE_STATS, Call, Failure, ModelInfo, Progress, Refusal
+from jsg.engine.child.protocol import CORE_STATS, STATE_STATS, Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
 from jsg.sched.table import POOL_TERMS
 from jsg.token_scores import TokenScores
@@ -368,7 +368,7 @@ class FakeCore:
             "num_grammars": len(self.grammars.tables),
             "grammar_bytes": sum(map(len, self.grammars.tables.values())),
             **dict.fromkeys(("num_masks", "num_masks_made", "num_masks_found", "num_grammar_failures"), 0),
-            **dict.fromkeys(("num_drafts", "num_drafts_taken"), 0),
+            **dict.fromkeys([key for key in CORE_STATS if "drafts" in key or "gate" in key], 0),
             **dict.fromkeys(("num_encoder_calls", "num_encoded_tiles", "num_found_images", "num_evicted_images"), 0),
             "vision_bytes": 0,
             **dict.fromkeys(STATE_STATS, 0),

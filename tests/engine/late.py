@@ -126,7 +126,7 @@ def late_programs() -> Iterator[None]:
     """
     with (
         mock.patch.object(startup, "Executables", LateExecutables),
-        mock.patch.object(startup, "_temporary_bytes", return_value=0),
+        mock.patch.object(startup, "_measured", return_value=(0, 0)),
         mock.patch.object(startup, "make_pool", _pool_of_one_size),
         mock.patch.object(startup, "use_compilation_cache"),
     ):

@@ -94,8 +94,9 @@ def follow(
 
 
 def make_config(directory: pathlib.Path, cache_dir: str, **knobs: object) -> EngineConfig:
-    """The knobs of an engine of the small model."""
+    """The knobs of an engine of the small model. Without drafts, the number of its steps follows from its requests."""
     defaults = {"max_running_requests": 4, "max_total_tokens": POOL_TOKENS, "chunked_prefill_size": 64}
+    defaults["speculative"] = "off"
     fixed = {"load_format": "dummy", "forbid_compile": True, "compilation_cache_dir": cache_dir}
     return EngineConfig(model_path=str(directory), **({**defaults, **fixed, **knobs}))  # pyright: ignore[reportArgumentType]
 

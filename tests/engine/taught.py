@@ -12,7 +12,7 @@ from tests.engine.lettered import Outcome, greedy, matches, traffic, with_jump
 from tests.engine.small import DETERMINISTIC, SMALL_POOL, check_core
 
 Alone = Callable[[Request], Outcome]
-BUSY = {**DETERMINISTIC, **SMALL_POOL, "chunked_prefill_size": 23}
+BUSY = {**DETERMINISTIC, "speculative": "auto", **SMALL_POOL, "chunked_prefill_size": 23}
 
 
 def request(rid: str = "a", prompt: int = 5, **fields: object) -> Request:

@@ -14,6 +14,7 @@ from jsg.engine import startup
 from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
 from jsg.engine.device.devices import Device
+from jsg.engine.progress import load_progress
 from jsg.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 from jsg.kernels_pallas import ops
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
@@ -288,7 +289,7 @@ def test_the_start_says_which_operation_runs_how(
 
 def test_who_waits_for_a_model_is_told_how_fast_it_is_read():
     told: list[Progress] = []
-    tell = startup._load_progress(told.append)
+    tell = load_progress(told.append)
     tell(1, 2, 3 * 2**20)
     tell(2, 2, 0)  # random weights
     read, drawn = told

@@ -35,7 +35,7 @@ def check_bitwise(busy: EngineCore, alone: Alone, seed: int) -> None:
             assert outcome.prompt_logprobs == expected.prompt_logprobs and outcome.finish == expected.finish
 
 
-BUSY = {**DETERMINISTIC, **SMALL_POOL, "chunked_prefill_size": 23}
+BUSY = {**DETERMINISTIC, "speculative": "auto", **SMALL_POOL, "chunked_prefill_size": 23}
 
 
 def test_deterministic_mode_is_bitwise_the_same_under_traffic_that_evicts_and_retracts(new_core_of, alone):

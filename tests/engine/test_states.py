@@ -207,9 +207,8 @@ def test_a_wrong_draft_leaves_no_trace_in_a_state(core: EngineCore, monkeypatch:
         num_rows.append(len(found))
         return found
 
-    monkeypatch.setattr(core.grammars, "proposals", proposals)
-    monkeypatch.setattr(core.grammars, "must_know_tokens", lambda running: True)
-    monkeypatch.setattr(type(core.grammars), "has_requests", True)
+    monkeypatch.setattr(core._drafter, "proposals", proposals)
+    monkeypatch.setattr(core._drafter, "must_know_tokens", lambda running, most: True)
     assert core.flush_cache()
     assert small.run(core, [(0, request) for request in requests]) == expected
     assert sum(num_rows) > 10 and (len(num_rows) < 20) == (num_right > 0), "right drafts save steps"

@@ -87,7 +87,13 @@ def traffic(golden: VisionGolden, items: list[MediaInput], seed: int) -> list[tu
     return arrivals
 
 
-BUSY = {**DETERMINISTIC, "max_total_tokens": 260, "schedule_conservativeness": 0.01, "chunked_prefill_size": 23}
+BUSY = {
+    **DETERMINISTIC,
+    "speculative": "auto",
+    "max_total_tokens": 240,
+    "schedule_conservativeness": 0.01,
+    "chunked_prefill_size": 23,
+}
 
 
 class TestDeterministic:

@@ -1,5 +1,6 @@
 """Rows times a kernel in few bits, or one of each expert, in interpret mode. Tests on a GPU use the same cases."""
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -88,6 +89,22 @@ def test_it_is_the_product_with_the_restored_kernel(name: str):
     is_rounded = kernel.factor is not None or kernel.form.scales_columns  # by the reference, with what a channel has
     rounded = 0.1 if is_rounded else 2e-5
     np.testing.assert_allclose(found, reference, rtol=0, atol=rounded)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in QUICK[2:] else pytest.mark.slow) for each in FORMS]
+)
+def test_on_a_tpu_it_is_the_product_with_the_restored_kernels(name: str):
+    """Of two kernels whose results stand side by side, and of one for each group of rows, which end before the rows."""
+    form, sizes = dataclasses.replace(FORMS[name], has_order=False), np.array([3, 0, 9])
+    x, kernels = rows(16), made(form, out=(128,), lead=(3,))
+    is_rounded = form.scales_columns  # by the reference: see `product`
+    how = {"rtol": 2e-6, "atol": 0.2 if is_rounded else 4e-5}
+    beside, expected = (np.asarray(compiled(each)(x, kernels)) for each in ("tpu", "reference"))
+    np.testing.assert_allclose(beside, expected, **how)
+    found = jax.jit(functools.partial(ops.grouped_matmul, result="float32", implementation="tpu"))(x, kernels, sizes)
+    row = np.arange(12)
+    np.testing.assert_allclose(found[:12], expected[row, np.repeat(np.arange(3), sizes)], **how)
 
 
 SHAPES = (1, 256, (8,)), (40, 640, (200,)), (300, 128, (3, 2, 24))

@@ -6,7 +6,7 @@ import pytest
 
 from jsg.config import POLICIES
 from jsg.sched.batch import Proposal
-from jsg.sched.drafts import MOST_AGAIN
+from jsg.sched.drafts.adding import MOST_AGAIN
 from jsg.types import Request, SamplingParams
 from tests.sched.simulated import EngineShape, SimulatedEngine
 from tests.sched.token_model import VOCAB, TokenModel, prefix_hashes

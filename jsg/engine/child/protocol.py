@@ -11,6 +11,7 @@ from typing import Any, Literal
 from jsg import errors
 from jsg.config import EngineConfig
 from jsg.errors import GrammarError, JsgError, RequestError
+from jsg.sched.drafts.estimates import Source
 from jsg.types import Embedder, Request, RequestOutput
 from jsg.waits import IN_THE_ENGINE, WHY, stat_of
 
@@ -62,8 +63,15 @@ CORE_STATS: Mapping[str, Stat] = {
     "num_masks_found": _counter(
         "The token masks that were on the device already when they were needed.", "token_masks_found"
     ),
-    "num_drafts": _counter("The draft tokens that jump-forward proposed.", "draft_tokens"),
-    "num_drafts_taken": _counter("The draft tokens that became output.", "draft_tokens_taken"),
+    "num_drafts": _counter("The draft tokens that steps verified."),
+    "num_drafts_taken": _counter("The draft tokens that became output, each of which saved its request a step."),
+    **{f"num_drafts_{each.label}": _counter(f"The draft tokens {each.text}.") for each in Source},
+    **{
+        f"num_drafts_taken_{each.label}": _counter(f"The draft tokens {each.text} and that became output.")
+        for each in Source
+    },
+    "num_gate_open": _counter("The plans of steps in which drafts were worth a larger step.", "draft_gate_open"),
+    "num_gate_shut": _counter("The plans of steps in which drafts were proposed and not worth it.", "draft_gate_shut"),
     "num_encoder_calls": _counter("The calls of the vision encoder.", "encoder_calls"),
     "num_encoded_tiles": _counter(
         "The tiles of images and frames of videos that the vision encoder encoded.", "encoded_tiles"

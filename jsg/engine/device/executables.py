@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -167,13 +167,13 @@ class Executables:
             for name in pool.map(self._compile_one, missing):
                 report(name)
 
-    def clear(self) -> None:
-        """Drops every program, so that programs can be declared for other shapes."""
-        self._order.clear()
-        self._declared.clear()
-        self._lowered.clear()
-        self._compiled.clear()
-        self._cold.clear()
+    def clear(self, kinds: Container[str] | None = None) -> None:
+        """Drops the programs of some kinds, or every one, so that programs can be declared for other shapes."""
+        for programs in (self._order, self._declared, self._lowered, self._compiled, self._cold):
+            for name in list(programs):
+                if kinds is None or (isinstance(name, tuple) and name[0] in kinds):
+                    del programs[name]
+        self._order = {name: index for index, name in enumerate(self._order)}
 
     def compile_rest_in_background(self) -> None:
         """Starts a thread that lowers and compiles the other declared programs, in the order of their declaration."""

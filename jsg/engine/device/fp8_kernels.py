@@ -53,12 +53,13 @@ def _laid_out(kernel: Quantised) -> Fp8Kernel:
         scale = jax.ShapeDtypeStruct(kernel.scale.shape, jnp.float32, sharding=kernel.scale.sharding)
     else:
         scale = kernel.wide_scale
-    return Fp8Kernel(_inputs_last(kernel.values, kernel.axis), scale)
+    return Fp8Kernel(moved(kernel.values, kernel.axis, -1), scale)
 
 
-def _inputs_last(x: Any, axis: int) -> Any:
-    """An array, or the shape of one, with this axis after the others, and shared out among devices as it was."""
-    order = [*(i for i in range(x.ndim) if i != axis), axis]
+def moved(x: Any, axis: int, place: int) -> Any:
+    """An array, or the shape of one, with this axis in another place, and shared out among devices as it was."""
+    order = [i for i in range(x.ndim) if i != axis]
+    order.insert(place % x.ndim, axis)
     sharding = x.sharding
     if isinstance(sharding, NamedSharding):
         spec = (*sharding.spec, *[None] * (x.ndim - len(sharding.spec)))

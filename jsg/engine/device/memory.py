@@ -1,7 +1,8 @@
 """How the device's memory is divided: weights, temporaries, tables, and the rest for the KV pool."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.models.state_specs import DeltaSpec, MambaSpec
-from jsg.sched.buckets import Buckets
+from jsg.sched.buckets import BucketKey, Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 from jsg.window import Window
 
@@ -53,6 +54,7 @@ class MemoryPlan:
         limit_bytes: Bytes that may be used: see `usable_bytes`.
         weights_bytes: Parameters.
         temporary_bytes: Intermediate results and outputs of the largest step.
+        code_bytes: The code of all programs, where it lies in the memory that JAX uses: on a TPU.
         table_bytes: Page table, penalty tables and token masks.
         vision_bytes: Encoded images.
         bytes_per_state: Of a request or of a prefix, in all layers that keep no keys.
@@ -78,6 +80,7 @@ class MemoryPlan:
     num_states: int = 0
     windows: tuple[WindowPool, ...] = ()
     advice: str = ""
+    code_bytes: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -95,6 +98,7 @@ class MemoryPlan:
         return {
             "weights": self.weights_bytes,
             "largest step": self.temporary_bytes,
+            **({"programs": self.code_bytes} if self.code_bytes else {}),
             "tables": self.table_bytes,
             **({"encoded images": self.vision_bytes} if self.vision_bytes else {}),
             **({"states": self.num_slots * self.bytes_per_state} if self.bytes_per_state else {}),
@@ -169,6 +173,44 @@ def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets
     needs = [out + (a.temp_size_in_bytes if a else 0) for out, a in zip(outputs, analyses, strict=True)]
     more_rows = max(key.num_rows for key in buckets.all) - buckets.extend[-1].num_rows
     return max(needs[0], outputs[0] + more_rows * model.vocab_size * 4 + max(needs[1:]))
+
+
+def total_code_bytes(programs: Mapping[Hashable, jax.stages.Compiled], names: Iterable[Hashable]) -> int:
+    """Bytes of the code of all programs on one device, some of which are compiled.
+
+    A program that is not counts as much as those of its kind on average. From one shape of a phase to the next the code
+    grows about evenly, so the smallest and the largest tell what those between need: compiled for a v5e, forward passes
+    of an 8B Llama with one layer have 1.8, 2.6 and 5.0 MB (8, 64 and 256 rows), and 3.6, 6.9 and 8.1 MB (64, 1024 and
+    8192 tokens).
+
+    Args:
+        programs: The compiled programs by name.
+        names: Those of all programs.
+    """
+    found, counts = Counter[Hashable](), Counter[Hashable]()
+    total, analyses = 0, {name: program.memory_analysis() for name, program in programs.items()}
+    for name, analysis in analyses.items():
+        size = analysis.generated_code_size_in_bytes if analysis else 0
+        total += size
+        for kind in _kinds(name):
+            found[kind] += size
+            counts[kind] += 1
+    for name in set(names) - analyses.keys():
+        kind = next((kind for kind in _kinds(name) if counts[kind]), None)
+        total += 0 if kind is None else found[kind] // counts[kind]
+    return total
+
+
+def _kinds(name: Hashable) -> list[Hashable]:
+    """Programs that are like the one of this name: of the same phase or variant, then those that do the same."""
+    match name:
+        case ("forward", BucketKey() as key):
+            return [("forward", key.phase), "forward"]
+        case (str() as word, int(), variant):
+            return [(word, variant), word]
+        case (str() as word, *_):
+            return [word]
+    raise AssertionError(f"{name} names no program")
 
 
 def extend_bound(
@@ -258,6 +300,7 @@ def plan_memory(
     max_running: int,
     context_length: int,
     chunk: int,
+    code_bytes: int = 0,
     vision_bytes: int = 0,
     bytes_per_state: int = 0,
     num_devices: int = 1,
@@ -289,7 +332,7 @@ def plan_memory(
     left = (CPU_POOL_BYTES // num_devices) if platform == "cpu" else limit_bytes - weights_bytes - reserve
     num_states = _num_states(config, max_running, bytes_per_state, left)
     states_bytes = (1 + max_running + num_states) * bytes_per_state
-    left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - states_bytes - reserve
+    left = limit_bytes - weights_bytes - temporary_bytes - code_bytes - tables - vision_bytes - states_bytes - reserve
     fits = sizes.tokens_in(max(left, 0) - page_size * per_token) // page_size * page_size
     if platform == "gpu" and kv_itemsize == 1:
         largest = max(shape.heads // num_devices * shape.head_dim for shape in model.kv_shapes)
@@ -305,6 +348,7 @@ def plan_memory(
         limit_bytes=limit_bytes,
         weights_bytes=weights_bytes,
         temporary_bytes=temporary_bytes,
+        code_bytes=code_bytes,
         table_bytes=tables,
         reserve_bytes=reserve,
         pool_tokens=pool_tokens,

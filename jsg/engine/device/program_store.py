@@ -27,7 +27,7 @@ from jsg.kernels_pallas import machine_code
 from jsg.window import Window
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 KERNELS = "kernels"
 """The name, among those of programs, of the machine code of the kernels that programs for a CPU call."""
 

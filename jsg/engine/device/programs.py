@@ -30,6 +30,9 @@ COPY_CHUNK = 256
 COLUMNS, WHOLE = along(1, 2), PartitionSpec()
 """How devices share results: logits by columns, and the pool as it was. Whole results are equal on all devices."""
 
+POOL_KINDS = frozenset({"forward", "copy_slots"})
+"""Kinds of programs that take the KV pool."""
+
 EncodeName = tuple[Literal["encode"], int, bool]
 """The name of a program that encodes that many tiles of images, or frames of videos if the last part is True."""
 
@@ -178,18 +181,23 @@ class Programs:
         self.executables = executables
 
     def declare(self) -> None:
-        """Declares every program, in the order in which the background thread compiles those that are left to it.
+        """Declares every program. The largest forward pass is lowered here: see `_hidden`."""
+        for name in self.names:
+            self._declare(name)
+
+    @property
+    def names(self) -> list[Hashable]:
+        """The names of all programs, in the order in which the background thread compiles those that are left to it.
 
         The programs that a first request meets come first. The largest shapes follow, because they stand in for the
-        others. The largest forward pass is lowered here: see `_hidden`.
+        others. Some names are there twice.
         """
         buckets = self.buckets
         names: list[Hashable] = [*self.essential(), *self.usual(), ("prompt_logprobs", buckets.extend[0].num_tokens)]
         for key in sorted(buckets.all, key=lambda key: -key.num_tokens):
             names += [("forward", key), *self._embed(key)]
             names += [("prompt_logprobs", key.num_tokens)] if key.phase is Phase.EXTEND else []
-        for name in (*names, *self.sampling, *self.encoders):
-            self._declare(name)
+        return [*names, *self.sampling, *self.encoders]
 
     @property
     def sampling(self) -> list[Hashable]:
@@ -218,6 +226,13 @@ class Programs:
         names: list[Hashable] = [("forward", key), ("sample", most_rows, EVERYTHING)]
         names += [("prompt_logprobs", key.num_tokens)]
         names += [name for name in self.encoders if name[1] == self.buckets.encode[-1]]
+        for name in names:
+            self._declare(name)
+        return names
+
+    def declare_first(self) -> list[Hashable]:
+        """Declares the programs that a first request uses, among which each kind is; returns their names."""
+        names = self.essential() + self.usual()
         for name in names:
             self._declare(name)
         return names

@@ -5,6 +5,8 @@ Only `InFlight.read` waits for the device, and the engine calls it one step late
 
 import functools
 import logging
+import math
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import jax
@@ -43,6 +45,9 @@ Sampling = Callable[[np.ndarray | None], InFlight]
 """Starts the sampling of a step. Takes the row of `ModelRunner.masks` for each row of logits; None where no request of
 the step has a grammar."""
 
+TIMED_RUNS, TIMED_AT_ONCE = 3, 3
+"""How often a step is timed, and how many decode steps at once."""
+
 
 class ModelRunner:
     """Makes calls of programs from batches, and pads them.
@@ -67,6 +72,7 @@ class ModelRunner:
         self._executables = programs.executables
         self._constants = np.zeros((config.num_rows, step.SAMPLING_COLUMNS - 2), np.int32)
         self._needs = np.zeros((config.num_rows, len(GREEDY)), bool)  # the variant that each request row needs
+        self._has_largest_drafts = False
         self._min_new_tokens = np.zeros(config.num_rows, np.int32)
 
     # Steps.
@@ -130,9 +136,11 @@ class ModelRunner:
     @property
     def max_draft_rows(self) -> int:
         """Rows of logits that a step with drafts may have. It grows when the shapes for drafts are compiled."""
-        buckets = self._buckets
-        ready = [key.num_rows for key in buckets.drafts if self.programs.are_ready(key)]
-        return max(buckets.max_rows, *ready) if ready else buckets.max_rows
+        if self._has_largest_drafts:
+            return self._buckets.drafts[-1].num_rows
+        ready = [key.num_rows for key in self._buckets.drafts if self.programs.are_ready(key)]
+        self._has_largest_drafts = len(ready) == len(self._buckets.drafts) > 0
+        return max(self._buckets.max_rows, *ready) if ready else self._buckets.max_rows
 
     def _ready(self, batch: Batch, needed: Variant, scores_prompt: bool) -> tuple[BucketKey, Variant]:
         """The smallest compiled shape and the cheapest compiled variant that can run the batch.
@@ -245,6 +253,32 @@ class ModelRunner:
         self.calls.call(("forward", key), packed)
         sampling = np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32)
         return self.calls.call(("sample", key.num_rows, GREEDY), sampling).tokens
+
+    def can_time(self, key: BucketKey) -> bool:
+        """Whether a step of this shape can be timed: its programs are ready."""
+        return self._executables.is_ready(("forward", key)) and self._sampling(key.num_rows) is not None
+
+    def _sampling(self, num_rows: int) -> Hashable | None:
+        """The cheapest sampling program for so many rows that is ready."""
+        names = (("sample", num_rows, variant) for variant in VARIANTS)
+        return next((name for name in names if self._executables.is_ready(name)), None)
+
+    def time_step(self, key: BucketKey) -> float:
+        """The seconds that a step of this shape takes on padding, the least of several runs.
+
+        Of decode steps several are started before the first ends, as where steps overlap; others run alone.
+        """
+        sampling, count = self._sampling(key.num_rows), TIMED_AT_ONCE if key.phase is Phase.DECODE else 1
+        seconds = math.inf
+        for _ in range(TIMED_RUNS):
+            jax.block_until_ready(self.replica.state)
+            begin = time.perf_counter()
+            for _ in range(count):
+                self._run_on_padding(("forward", key))
+                self._run_on_padding(sampling)
+            jax.block_until_ready(self.replica.state)
+            seconds = min(seconds, (time.perf_counter() - begin) / count)
+        return seconds
 
     def _run_on_padding(self, name: Hashable) -> None:
         self.calls.call(name, *self._padding(name))

@@ -119,7 +119,7 @@ class Constraints:
         self._jump: JumpForward = jump
         self._live: dict[str, Constraint] = {}
         self._tokens: Tokens | None = None
-        self._num_drafts = self._num_drafts_taken = self._num_failures = 0
+        self._num_failures = 0
         self._most_steps = self._steps_left = STEP_STEPS
 
     # Grammars and requests in and out.
@@ -194,28 +194,34 @@ class Constraints:
         constraints = map(self._live.get, [each.request.rid for each in running])  # not those of all that wait
         return any(each is not None and each.must_know_tokens for each in constraints)
 
-    def proposals(self, running: Sequence[RunningRequest], most: int) -> dict[str, Proposal]:
-        """At most `most` forced tokens of each request that decodes and has nothing in flight, by rid."""
-        found: dict[str, Proposal] = {}
-        if most <= 0:
-            return found
-        for each in running:
-            if self._steps_left <= 0:
-                break
-            constraint = self._live.get(each.request.rid)
-            if constraint is None or constraint.jump == "off" or constraint.failure is not None:
-                continue
-            if each.place is None or each.place.is_prefilling or each.place.num_in_flight:
-                continue
-            try:
-                proposal = self._proposal(each, constraint, most)
-                self._charge(constraint)
-            except Exception as error:
-                self._fail(constraint, error)
-                continue
-            if proposal is not None:
-                found[each.request.rid] = proposal
-        return found
+    def jump_of(self, request: Request) -> JumpForward | None:
+        """What happens where text is forced for a live request; None if it has no grammar."""
+        constraint = self._live.get(request.rid)
+        return None if constraint is None else constraint.jump
+
+    def forced(self, running: RunningRequest, most: int) -> Proposal | None:
+        """At most `most` tokens that are forced behind the known ones of a request with nothing in flight."""
+        constraint = self._live.get(running.request.rid)
+        if constraint is None or constraint.jump == "off" or constraint.failure is not None or self._steps_left <= 0:
+            return None
+        try:
+            proposal = self._proposal(running, constraint, most)
+            self._charge(constraint)
+        except Exception as error:
+            self._fail(constraint, error)
+            return None
+        return proposal
+
+    def num_allowed(self, running: RunningRequest, tokens: Sequence[int]) -> int:
+        """How many of these tokens a request may say one after another, as far as there is work left for this step."""
+        constraint = self._live[running.request.rid]
+        if constraint.failure is not None:
+            return 0
+        try:
+            return self._walk(constraint, tokens)
+        except Exception as error:
+            self._fail(constraint, error)
+            return 0
 
     def mask_rows(self, batch: Batch, pool: MaskPool) -> MaskRows:
         """The masks for a step. All tokens before it must be committed.
@@ -276,8 +282,6 @@ class Constraints:
             "num_masks": len(pool),
             "num_masks_made": pool.num_made,
             "num_masks_found": pool.num_found,
-            "num_drafts": self._num_drafts,
-            "num_drafts_taken": self._num_drafts_taken,
             "num_grammar_failures": self._num_failures,
         }
 
@@ -395,11 +399,10 @@ class Constraints:
         if constraint.jump != "off":
             constraint.num_unforced = 0 if masker.forced_bytes() else constraint.num_unforced + len(tokens)
         num_taken = sum(map(operator.eq, entry.drafts, tokens)) if entry.num_drafts else 0
-        self._num_drafts += entry.num_drafts
-        self._num_drafts_taken += num_taken
         if request.sampling.return_constraint:
             mass = tuple(result.kept_mass[i] for i in range(row, row + len(tokens)))
-            forced = tuple(place < num_taken for place in range(len(tokens)))  # what was taken comes first
+            num_forced = min(num_taken, entry.num_sure)  # what was taken comes first
+            forced = tuple(place < num_forced for place in range(len(tokens)))
             result.constraints[index] = [
                 ConstraintReport(is_forced=forced[:count], kept_mass=mass[:count], is_complete=is_complete[count - 1])
                 for count in range(1, len(tokens) + 1)

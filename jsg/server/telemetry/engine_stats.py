@@ -16,6 +16,7 @@ from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS, STATE_STATS, Model
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError
+from jsg.sched.drafts.estimates import Source
 from jsg.server.telemetry.series import Family, Kind, Series
 from jsg.waits import WaitReason, stat_of
 
@@ -87,6 +88,21 @@ ENGINE_SERIES = (
     EngineSeries(
         Series("jsg:state_slots", "gauge", "The slots of states of a hybrid model, by their use.", ("use",)),
         {(use,): (f"num_{use}_states",) for use in SLOT_TERMS},
+    ),
+    EngineSeries(
+        Series(
+            "jsg:draft_tokens_total", "counter", "The draft tokens that steps verified, by their source.", ("source",)
+        ),
+        {(source.label,): (f"num_drafts_{source.label}",) for source in Source},
+    ),
+    EngineSeries(
+        Series(
+            "jsg:draft_tokens_taken_total",
+            "counter",
+            "The draft tokens that became output, by their source. Each saved its request a step.",
+            ("source",),
+        ),
+        {(source.label,): (f"num_drafts_taken_{source.label}",) for source in Source},
     ),
     EngineSeries(
         Series(

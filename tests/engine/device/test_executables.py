@@ -232,6 +232,20 @@ def test_every_essential_program_exists_and_stands_in_for_every_batch(core: Engi
         programs._declared = declared
 
 
+def test_programs_of_some_kinds_are_dropped_and_declared_anew():
+    programs = Executables(forbid_compile=False)
+    names = [("forward", 8), ("sample", 8), ("copy_slots",)]
+    for name in names:
+        programs.declare(name, lambda x: x + 1, jax.ShapeDtypeStruct((3,), jnp.float32))
+    programs.compile(names)
+    programs.clear({"forward"})
+    assert programs.names() == names[1:] and programs.num_compiled == programs.num_in_order == 2
+    programs.declare(names[0], lambda x: x + 1, jax.ShapeDtypeStruct((2,), jnp.float32))
+    programs.compile(names)
+    assert programs.num_in_order == 3 and programs(names[0], np.zeros(2, np.float32)).shape == (2,)
+    assert len(set(programs._order.values())) == 3
+
+
 def test_the_compile_cache_must_be_ours_alone(tmp_path: pathlib.Path):
     directory = tmp_path / "cache"
     directory.mkdir()

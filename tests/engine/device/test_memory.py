@@ -2,22 +2,28 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Hashable, Iterable
 from typing import Any
+from unittest import mock
 
 import jax
 import pytest
 
 from jsg.config import EngineConfig
+from jsg.engine import startup
 from jsg.engine.device import memory
 from jsg.engine.device.devices import Device, Gpu
+from jsg.engine.device.executables import Executables
 from jsg.engine.device.memory import MemoryPlan, plan_memory
+from jsg.engine.device.programs import DRAWN, GREEDY, SAMPLED, Programs
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.models.config import read_spec
 from jsg.models.spec import ModelSpec
+from jsg.sched.buckets import BucketKey, Phase
 from tests.engine import small
 from tests.models.specs import changed
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 @pytest.fixture
@@ -35,6 +41,7 @@ def plan(
     total: int = 140 * GIB,
     bytes_per_state: int = 0,
     num_devices: int = 1,
+    code: int = 0,
     **knobs: object,
 ) -> MemoryPlan:
     return plan_memory(
@@ -46,6 +53,7 @@ def plan(
         kv_itemsize=kv_itemsize,
         weights_bytes=weights,
         temporary_bytes=GIB,
+        code_bytes=code,
         max_running=256,
         context_length=8192,
         chunk=8192,
@@ -77,6 +85,78 @@ def test_a_pool_of_eight_bits_is_no_larger_than_the_kernels_offsets_reach(model:
         plan(small_layers, kv_itemsize=1, page_size=16, max_total_tokens=made.pool_tokens + 1)
 
 
+def test_the_code_of_programs_is_a_part_of_its_own(model: ModelSpec):
+    without, made = plan(model, "tpu"), plan(model, "tpu", code=2 * GIB)
+    assert "programs" not in str(without) and " + programs 2048 MiB + " in str(made)
+    assert without.pool_tokens - made.pool_tokens == 2 * GIB // made.bytes_per_token
+
+
+def test_code_is_estimated_from_programs_of_the_same_kind():
+    def forward(phase: Phase, size: int) -> Hashable:
+        return ("forward", BucketKey(phase, size, size))
+
+    sizes = {
+        forward(Phase.DECODE, 8): 2 * MIB,
+        forward(Phase.DECODE, 64): 6 * MIB,
+        forward(Phase.EXTEND, 64): 30 * MIB,
+        ("sample", 64, GREEDY): MIB,
+        ("sample", 64, SAMPLED): 5 * MIB,
+        ("write_rows", 1): MIB,
+    }
+    programs: Any = {name: compiled(size) for name, size in sizes.items()}
+    estimated = {
+        forward(Phase.DECODE, 16): 4 * MIB,  # between the smallest and the largest
+        forward(Phase.EXTEND, 512): 30 * MIB,
+        ("sample", 8, GREEDY): MIB,
+        ("sample", 8, DRAWN): 3 * MIB,  # of no variant that is compiled: as much as sampling on average
+        ("write_rows", 8): MIB,
+        ("copy_slots",): 0,  # nobody knows
+    }
+    total = sum(sizes.values()) + sum(estimated.values())
+    assert memory.total_code_bytes(programs, [*sizes, *estimated, *estimated]) == total
+    assert memory.total_code_bytes({("copy_slots",): mock.Mock(memory_analysis=lambda: None)}, [("copy_slots",)]) == 0
+
+
+def compiled(code: int) -> mock.Mock:
+    """A compiled program of which only the memory analysis is asked for."""
+    sizes = {"output_size_in_bytes": 0, "alias_size_in_bytes": 0, "temp_size_in_bytes": MIB}
+    return mock.Mock(memory_analysis=lambda: mock.Mock(generated_code_size_in_bytes=code, **sizes))
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cpu"])
+def test_a_tpu_plans_the_code_of_programs_of_which_few_are_compiled(
+    small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch, platform: str
+):
+    """Nothing is compiled here: each program has a mebibyte of code."""
+
+    class Sized(Executables):
+        def output_shape(self, name: Hashable) -> Any:
+            return None, jax.ShapeDtypeStruct((64, 32), "float32")
+
+        def compile(self, names: Iterable[Hashable], report: object = None) -> None:
+            asked.append(list(names))
+
+        def compiled(self, name: Hashable) -> Any:
+            assert name in asked[-1]
+            return compiled(MIB)
+
+    asked: list[list[Hashable]] = []
+    settings = startup.begin(small.make_config(small_model, compile_cache_dir, page_size=16), lambda progress: None)
+    settings = dataclasses.replace(settings, device=dataclasses.replace(settings.device, platform=platform))
+    monkeypatch.setattr(startup, "usable_bytes", lambda *args: GIB)
+    executables = startup.make_executables(settings, Sized)
+    made = startup.make_plan(settings, executables)
+    assert len(asked) == 1, "the pool has the size that was asked for"
+    assert "page size 16 (prefixes are found 8 tokens shorter on average; --page-size lowers it); st" in str(settings)
+    assert "page size 1; steps" in str(dataclasses.replace(settings, page_size=1))
+    model = startup.abstract_model_of(settings)
+    programs = Programs(model, settings.runner_config(), settings.abstract_state(made), settings.buckets, executables)
+    assert made.parts.get("programs", 0) == (len(set(programs.names)) * MIB if platform == "tpu" else 0)
+    assert (len(asked[0]) < len(set(programs.names))) and (set(programs.usual()) <= set(asked[0])) == (
+        platform == "tpu"
+    )
+
+
 ADVICE = "; --quantization int8 would leave the KV pool twice as much or more"
 
 
@@ -99,9 +179,6 @@ def test_8_bits_are_recommended_where_bfloat16_leaves_little(
 def test_8_bits_are_recommended_where_bfloat16_leaves_nothing(model: ModelSpec):
     with pytest.raises(MemoryPlanError, match=ADVICE):
         plan(model, weights=20 * GIB, total=24 * GIB)
-
-
-MIB = 2**20
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def test_what_others_can_write_to_is_refused(folder: pathlib.Path, name: str):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        *((text, "is damaged") for text in ("", "{", "[]", "{}", "[" * 100_000, '{"format": 1, "plan": {}}')),
-        ('{"format": 0}', "another version"),
+        *((text, "is damaged") for text in ("", "{", "[]", "{}", "[" * 100_000, '{"format": 2, "plan": {}}')),
+        ('{"format": 1}', "another version"),
         (None, r"cannot be read \(No such file or directory\)"),
     ],
 )

@@ -1,0 +1,268 @@
+"""Proposes drafts: what a grammar forces, and copies of what the same request, its prefix or its namespace had before.
+
+    forced ─▶ tree ─▶ own text ─▶ past outputs ─▶ cut at the first token that the grammar forbids ─▶ gate
+
+A step verifies drafts: each token is sampled with its own noise under its own mask, and counts up to the first one that
+differs from its draft. So a draft changes the speed of an answer and never the answer. Whether the proposals were right
+is counted even where none was drafted. So a request for which copying does not work costs no wrong draft to find out.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import final
+
+import numpy as np
+
+from jsg.cache.following import following
+from jsg.engine.device.packing import needs_tables
+from jsg.engine.grammars.constraints import Constraints
+from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
+from jsg.sched.drafts.estimates import Estimates, Kind, Source, kind_of
+from jsg.sched.drafts.gate import LEAST_CHANCE, Gate
+from jsg.sched.drafts.sources import LONGEST, ByNamespace, PastOutputs, copied, last_repeat
+from jsg.sched.request import RunningRequest
+
+MOST_AHEAD = 64
+"""Tokens that are looked ahead."""
+PAST_TOKENS = 2**15
+"""Tokens of past outputs of a namespace that are kept."""
+MOST_SCANNED = 2**18
+"""Tokens of texts in which a step looks for repeats: 0.1 ms."""
+UNLIKELY, PATIENCE = 0.3, 4
+"""After a search that found nothing with at least this chance, texts are searched again after so many tokens."""
+FORCED = kind_of(Source.FORCED, 0)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Outlook:
+    """What a request is expected to say next.
+
+    Attributes:
+        running: The request.
+        estimates: How often this came true.
+        can_draft: Whether it may have drafts beside forced ones.
+        num_known: The tokens that it had when it was looked at.
+        tokens: The tokens that should follow these.
+        kinds: The kind of each.
+        next_search: The number of tokens with which texts are searched again.
+        drafted: The kinds of the tokens that were proposed last.
+    """
+
+    running: RunningRequest
+    estimates: Estimates
+    can_draft: bool
+    num_known: int = 0
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    kinds: list[Kind] = dataclasses.field(default_factory=list)
+    next_search: int = 0
+    drafted: list[Kind] = dataclasses.field(default_factory=list)
+
+    def chances(self, kinds: Iterable[Kind]) -> list[float]:
+        """For tokens of these kinds one after another, the chance of each that it and all before it come true.
+
+        Those that no step would have are left out.
+        """
+        found, chance = list[float](), 1.0
+        for kind in kinds:
+            chance *= self.estimates.chance(kind)
+            if chance < LEAST_CHANCE:
+                break
+            found.append(chance)
+        return found
+
+
+@final
+class Drafter:
+    """Proposes drafts, and learns from the tokens of steps how good its proposals are.
+
+    Args:
+        gate: Decides which drafts are worth it.
+        grammars: Say what is forced and what is allowed.
+        vocab_size: Token ids are below it.
+        eos_token_ids: Tokens after which nothing is proposed.
+        page_size: Tokens in a page of the tree.
+        is_on: Whether requests have drafts beside forced ones unless they say otherwise.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        grammars: Constraints,
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        page_size: int,
+        is_on: bool,
+    ):
+        self._gate = gate
+        self._grammars = grammars
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._page_size = page_size
+        self._is_on = is_on
+        self._outlooks: dict[str, Outlook] = {}
+        self._estimates = ByNamespace(Estimates)
+        self._past = ByNamespace(lambda: PastOutputs(PAST_TOKENS))
+        self._scans_left = MOST_SCANNED
+        self._num_proposed = dict.fromkeys(Source, 0)
+        self._num_taken = dict.fromkeys(Source, 0)
+
+    def must_know_tokens(self, running: Sequence[RunningRequest], max_rows: int) -> bool:
+        """Whether the next step may have drafts that are worth it, so that it must wait for the tokens of this one."""
+        if self._grammars.must_know_tokens(running):
+            return True
+        if not self._gate.may_gain(len(running), max_rows):
+            return False
+        decoding = [each for each in running if each.place is not None and not each.place.is_prefilling]
+        chances = [self._chances_behind(each) for each in decoding]
+        return any(chances) and self._gate.choose(len(decoding), chances, max_rows) is not None
+
+    def _chances_behind(self, running: RunningRequest) -> list[float]:
+        """The chances of the tokens behind the one that is in flight."""
+        outlook = self._look(running)
+        assert running.place is not None, "only a running request decodes"
+        in_flight = running.place.num_in_flight
+        return outlook.chances(outlook.kinds[: running.num_to_come])[in_flight:] if outlook.can_draft else []
+
+    def proposals(self, running: Sequence[RunningRequest], max_rows: int) -> dict[str, Proposal]:
+        """Tokens that may follow, of each request that decodes and has nothing in flight, by rid."""
+        self._scans_left = MOST_SCANNED
+        found: dict[str, Proposal] = {}
+        may_gain = self._gate.may_gain(len(running), max_rows)
+        if not may_gain and not self._grammars.has_requests:
+            return found
+        for each in running:
+            if each.place is None or each.place.is_prefilling or each.place.num_in_flight:
+                continue
+            proposal = self._grammars.forced(each, max_rows)
+            if may_gain and (proposal is None or not proposal.is_forced):
+                proposal = self._longer(each, proposal, max_rows)
+            if proposal is not None:
+                found[each.request.rid] = proposal
+        return found
+
+    def _longer(self, running: RunningRequest, sure: Proposal | None, most: int) -> Proposal | None:
+        """A proposal that goes on behind what is forced."""
+        outlook, forced = self._look(running), [] if sure is None else [*sure.tokens]
+        ahead, kinds = outlook.tokens[len(forced) :], outlook.kinds[len(forced) :]
+        if outlook.tokens[: len(forced)] != forced:
+            ahead, kinds = self._search(running, outlook, forced)
+        if not outlook.can_draft:
+            ahead = []
+        ahead = ahead[: max(min(most, running.num_to_come - 1, MOST_AHEAD) - len(forced), 0)]
+        ahead = ahead[: len(outlook.chances(kinds))]
+        if ahead and running.request.sampling.grammar is not None:
+            ahead = ahead[: self._grammars.num_allowed(running, forced + ahead) - len(forced)]
+        outlook.drafted = [FORCED] * len(forced) + kinds[: len(ahead)]
+        chances = outlook.chances(outlook.drafted)
+        tokens = (*forced, *ahead)[: max(len(chances), len(forced))]
+        return Proposal(tokens, False, len(forced), tuple(chances)) if tokens else None
+
+    def _look(self, running: RunningRequest) -> Outlook:
+        """What a request is expected to say behind its known tokens. Counts what was expected before and has come."""
+        outlook = self._outlooks.get(running.request.rid)
+        if outlook is None:
+            outlook = self._outlooks[running.request.rid] = self._new_outlook(running)
+        elif outlook.num_known == running.num_known:
+            return outlook
+        else:
+            self._learn(outlook, running.tokens[outlook.num_known : running.num_known].tolist())
+        outlook.num_known = running.num_known
+        if len(outlook.tokens) < MOST_AHEAD // 2 and outlook.can_draft and running.num_known >= outlook.next_search:
+            outlook.tokens, outlook.kinds = self._search(running, outlook, [])
+            if not outlook.tokens or outlook.estimates.chance(outlook.kinds[0]) < UNLIKELY:
+                outlook.next_search = running.num_known + PATIENCE
+        return outlook
+
+    def _new_outlook(self, running: RunningRequest) -> Outlook:
+        sampling = running.request.sampling
+        is_on = self._is_on if sampling.speculative is None else sampling.speculative != "off"
+        # Appended tokens are part of the answer, so they must follow from it alone. And the device counts penalties of no
+        # draft.
+        can_draft = is_on and self._grammars.jump_of(running.request) != "retokenize" and not needs_tables(sampling)
+        return Outlook(running, Estimates(self._estimates.of(running.namespace)), can_draft)
+
+    @staticmethod
+    def _learn(outlook: Outlook, came: Sequence[int]) -> None:
+        """Counts which of the expected tokens have come, up to the first other one."""
+        num_right = 0
+        for expected, kind, token in zip(outlook.tokens, outlook.kinds, came, strict=False):
+            outlook.estimates.count(kind, is_right=expected == token)
+            if expected != token:
+                break
+            num_right += 1
+        is_right = num_right == len(came)
+        outlook.tokens, outlook.kinds = outlook.tokens[num_right:] * is_right, outlook.kinds[num_right:] * is_right
+
+    def _search(self, running: RunningRequest, outlook: Outlook, forced: Sequence[int]) -> tuple[list[int], list[Kind]]:
+        """The tokens that should follow the known and the forced ones, and their kinds."""
+        known, place = running.tokens[: running.num_known], running.place
+        if place is not None and running.layout is None:
+            rest = np.concatenate([known[place.num_tree_pages * self._page_size :], np.array(forced, np.int32)])
+            if tokens := following(place.lock.node, rest, MOST_AHEAD, self._page_size):
+                return self._usable(running, tokens, Source.TREE, running.num_output + len(forced))
+        past = self._past.of(running.namespace).tokens
+        self._scans_left -= len(known) + len(past)
+        if self._scans_left < 0:
+            return [], []
+        tail = np.concatenate([known[-LONGEST:], np.array(forced, np.int32)])
+        own, num_own = last_repeat(known if forced else known[:-1], tail)
+        other, num_other = last_repeat(past, tail)
+        text, start, kind = known, own, (Source.TEXT, num_own)
+        if outlook.estimates.chance(kind_of(Source.PAST, num_other)) > outlook.estimates.chance(kind_of(*kind)):
+            text, start, kind = past, other, (Source.PAST, num_other)
+        return self._usable(running, copied(text, start, MOST_AHEAD) if kind[1] else [], *kind)
+
+    def _usable(
+        self, running: RunningRequest, tokens: list[int], source: Source, num_equal: int
+    ) -> tuple[list[int], list[Kind]]:
+        """Tokens up to the first that ends the request or is none of the vocabulary, and their kinds."""
+        ends = running.request.sampling.stop_token_ids
+        for count, token in enumerate(tokens):
+            if not 0 <= token < self._vocab_size:  # a word of an image
+                tokens = tokens[:count]
+                break
+            if token in ends or token in self._eos_token_ids:
+                tokens = tokens[: count + 1]
+                break
+        return tokens, [kind_of(source, num_equal + index) for index in range(len(tokens))]
+
+    # After a step.
+
+    def accept(self, batch: Batch, result: StepResult) -> None:
+        """Counts the drafts of a step, before the scheduler commits it."""
+        if not batch.has_drafts:
+            return
+        for entry, row in zip(batch.entries, batch.first_rows, strict=True):
+            if entry.num_drafts and not entry.is_stale:
+                self._count(entry, len(entry.taken(result.token_ids[row : row + entry.num_rows])) - 1)
+
+    def _count(self, entry: BatchEntry, num_taken: int) -> None:
+        outlook = self._outlooks.get(entry.running.request.rid)
+        kinds = [] if outlook is None else outlook.drafted
+        for index in range(entry.num_drafts):
+            source = kinds[index][0] if index < len(kinds) else Source.FORCED
+            self._num_proposed[source] += 1
+            self._num_taken[source] += index < num_taken
+
+    def end(self, rid: str) -> None:
+        """Keeps the output of a request that has ended, and forgets what it knew of it."""
+        if (outlook := self._outlooks.pop(rid, None)) is not None:
+            running = outlook.running
+            self._past.of(running.namespace).add(running.tokens[running.num_prompt : running.num_known])
+
+    def flush(self) -> None:
+        """Forgets past outputs, and how good proposals were."""
+        self._past.clear()
+        self._estimates.clear()
+
+    def stats(self) -> dict[str, int]:
+        """Totals: see `protocol.CORE_STATS`."""
+        return {
+            "num_drafts": sum(self._num_proposed.values()),
+            "num_drafts_taken": sum(self._num_taken.values()),
+            **{f"num_drafts_{source.label}": count for source, count in self._num_proposed.items()},
+            **{f"num_drafts_taken_{source.label}": count for source, count in self._num_taken.items()},
+            "num_gate_open": self._gate.num_open,
+            "num_gate_shut": self._gate.num_shut,
+        }

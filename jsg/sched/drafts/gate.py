@@ -1,0 +1,130 @@
+"""When drafts are worth it: what a larger step costs, and how many more tokens it is expected to give.
+
+The costs are measured once, after the programs are compiled. So every decision follows from them and from tokens, and
+not from a clock.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import final
+
+from jsg.sched.buckets import BucketKey, Buckets, Phase
+
+GAIN = 1.05
+"""Drafts must promise so many times the tokens per second that the step gives without them."""
+LEAST_CHANCE = 0.1
+"""No token with a smaller chance is drafted, even where the step has room."""
+BESIDE_PROMPTS = 0.5
+"""Nor one with a smaller chance than this beside tokens of prompts, which it delays."""
+HOST_SECONDS, HOST_SECONDS_A_ROW = 1e-4, 3e-6
+"""The time from a step to the next one that is planned after its end: 0.8 ms with 256 rows, 0.1 ms with one (`python -m
+bench.sched`). Without drafts, the next step is planned while the device computes."""
+MEASURED_ROWS = (1, 8, 32)
+"""The decode shapes nearest to these sizes are measured, and the largest one; others lie between them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Which drafts a step should have: of each proposal so many tokens, and of rows of logits so many in all."""
+
+    counts: tuple[int, ...]
+    num_rows: int
+
+
+@final
+class Gate:
+    """Decides which drafts are worth it. Until all costs are measured none are, but for those that are sure.
+
+    In deterministic mode every step has one shape, so that drafts cost nothing.
+
+    Attributes:
+        to_measure: The shapes whose cost is not known yet.
+        seconds: The costs that are known.
+        num_open: Steps in which drafts were worth it.
+        num_shut: Steps in which some were proposed, and none was worth it.
+    """
+
+    def __init__(self, buckets: Buckets):
+        sizes = {key.num_rows: key for key in buckets.decode}
+        near = [min(sizes, key=lambda size: abs(size - rows)) for rows in (*MEASURED_ROWS, buckets.max_rows) if sizes]
+        self._plain = [sizes[size] for size in sorted(set(near))]
+        self._drafted = buckets.drafts
+        self._buckets = buckets
+        self._gains: dict[tuple[int, int], bool] = {}
+        self.to_measure = [*self._plain, *self._drafted]
+        self.seconds: dict[BucketKey, float] = {}
+        self.num_open = self.num_shut = 0
+
+    def note(self, key: BucketKey, seconds: float) -> None:
+        """Notes what a step of a shape takes: of a decode step how much later the next one ends, and else its time.
+
+        What else the machine does makes a step longer and never shorter. So none costs more than a larger one.
+        """
+        self.to_measure.remove(key)
+        self.seconds[key] = seconds
+        for other in self.seconds:
+            larger = [cost for each, cost in self.seconds.items() if each.num_rows >= other.num_rows]
+            self.seconds[other] = min(larger)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether drafts that are not sure may be chosen."""
+        return not self.to_measure
+
+    def plain_seconds(self, num_rows: int) -> float:
+        """What a decode step takes without drafts, between the measured sizes along a line."""
+        size = self._buckets.pick(Phase.DECODE, num_rows).num_rows
+        above = next((key for key in self._plain if key.num_rows >= size), self._plain[-1])
+        below = next((key for key in reversed(self._plain) if key.num_rows <= size), above)
+        if above is below:
+            return self.seconds[above]
+        part = (size - below.num_rows) / (above.num_rows - below.num_rows)
+        return self.seconds[below] + part * (self.seconds[above] - self.seconds[below])
+
+    def may_gain(self, num_rows: int, most_rows: int) -> bool:
+        """Whether a step with so many requests could ever gain by drafts, if nearly all of them were right."""
+        if not self._drafted:
+            return True
+        key = num_rows, most_rows
+        if self.is_open and key not in self._gains:
+            self._gains[key] = self.choose(num_rows, [[0.95] * most_rows], most_rows) is not None
+        return self._gains.get(key, False)
+
+    def choose(self, num_rows: int, chances: Sequence[Sequence[float]], most_rows: int) -> Choice | None:
+        """The drafts with which a decode step of `num_rows` requests gives the most tokens per second.
+
+        Args:
+            num_rows: Requests.
+            chances: For each proposal, the chance of each token that it becomes output; they fall.
+            most_rows: Rows of logits that a step may have now.
+
+        Returns:
+            None if the step is better without drafts.
+        """
+        ranked = sorted(
+            ((chance, index) for index, each in enumerate(chances) for chance in each if chance >= LEAST_CHANCE),
+            key=lambda pair: -pair[0],
+        )
+        expected = [*itertools.accumulate((chance for chance, _ in ranked), initial=float(num_rows))]
+        if not self._drafted:
+            return self._choice(ranked, len(chances), most_rows - num_rows, most_rows)
+        if not self.is_open or not ranked:
+            return None
+        best, best_rate = None, GAIN * num_rows / self.plain_seconds(num_rows)
+        host_seconds = HOST_SECONDS + HOST_SECONDS_A_ROW * num_rows
+        for key in self._drafted:
+            room = key.num_rows - num_rows
+            if room <= 0 or key.num_rows > most_rows:
+                continue
+            rate = expected[min(room, len(ranked))] / (self.seconds[key] + host_seconds)
+            if rate > best_rate:
+                best, best_rate = key, rate
+        return best and self._choice(ranked, len(chances), best.num_rows - num_rows, best.num_rows)
+
+    @staticmethod
+    def _choice(ranked: Sequence[tuple[float, int]], num_proposals: int, room: int, num_rows: int) -> Choice:
+        counts = [0] * num_proposals
+        for _, index in ranked[:room]:
+            counts[index] += 1
+        return Choice(tuple(counts), num_rows)

@@ -1,0 +1,191 @@
+"""Drafts change how fast an answer comes, and never the answer, the tree or another namespace.
+
+In deterministic mode drafts cost nothing, so that the gate lets all of them pass, and the number of steps says how good
+they are.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from jsg.cache.node import Node
+from jsg.engine.core import EngineCore
+from jsg.engine.drafter import Drafter
+from jsg.sched.drafts.estimates import Source, kind_of
+from jsg.types import Request, SamplingParams
+from tests.engine import small
+from tests.engine.small import DETERMINISTIC, SMALL_POOL, VOCAB
+from tests.engine.test_same_answer import BUSY, check_bitwise
+
+LONG = 40
+"""Tokens of an answer."""
+
+
+def asked(rid: str, *prompt: int, namespace: str = "", **sampling: object) -> Request:
+    fields = {"max_new_tokens": LONG, "temperature": 1.3, "sampling_seed": 5, "ignore_eos": True} | sampling
+    return Request(rid=rid, input_ids=prompt, namespace=namespace, sampling=SamplingParams(**fields))  # pyright: ignore[reportArgumentType]
+
+
+def steps_of(core: EngineCore, request: Request) -> int:
+    """The steps that a request takes, at the end of which nothing is in flight."""
+    before = core.stats()["num_steps"]
+    outcome = small.run(core, [(0, request)])[request.rid]
+    assert len(outcome.token_ids) == LONG
+    return int(core.stats()["num_steps"] - before)
+
+
+@pytest.fixture
+def core(core_of) -> EngineCore:
+    core = core_of(**DETERMINISTIC, speculative="auto")
+    assert core.flush_cache()
+    return core
+
+
+# What is proposed.
+
+
+def test_a_prompt_that_is_asked_again_takes_a_seventh_of_the_steps(core: EngineCore):
+    """The tree has its answer. Random answers repeat nothing else."""
+    first = steps_of(core, asked("first", *range(3, 20)))
+    assert first >= 0.9 * LONG and steps_of(core, asked("again", *range(3, 20))) <= 0.15 * LONG
+
+
+def test_an_answer_is_copied_from_the_prompt_and_from_past_outputs(core: EngineCore):
+    """A prompt that ends like the answer of another one: its answer is not in the tree behind it."""
+    first = small.run(core, [(0, asked("first", *range(3, 20), temperature=0))])["first"].token_ids
+    before = core.stats()
+    steps_of(core, asked("other", 30, *range(3, 20), temperature=0))
+    after = core.stats()
+    assert len(first) == LONG
+    assert sum(after[f"num_drafts_taken_{name}"] - before[f"num_drafts_taken_{name}"] for name in ("text", "past")) > 5
+
+
+def test_another_namespace_takes_as_many_steps_as_if_nothing_had_been_asked(core: EngineCore):
+    """Nobody can find out by the time of an answer whether another one has got the same answer."""
+    mine = steps_of(core, asked("first", *range(3, 20), namespace="a"))
+    assert steps_of(core, asked("other", *range(3, 20), namespace="b")) == mine
+    assert steps_of(core, asked("again", *range(3, 20), namespace="a")) < mine
+
+
+def test_a_flush_forgets_past_outputs(core: EngineCore):
+    first = steps_of(core, asked("first", *range(3, 20)))
+    assert core.flush_cache() and steps_of(core, asked("again", *range(3, 20))) == first
+
+
+@pytest.mark.parametrize(
+    ("engine", "request_", "drafts"),
+    [("auto", None, True), ("auto", "off", False), ("off", None, False), ("off", "auto", True)],
+)
+def test_a_request_has_drafts_as_it_asks_or_else_as_the_engine_was_told(core_of, engine, request_, drafts: bool):
+    core = core_of(**DETERMINISTIC, speculative=engine)
+    assert core.flush_cache()
+    first = steps_of(core, asked("first", *range(3, 20)))
+    assert (steps_of(core, asked("again", *range(3, 20), speculative=request_)) < first) == drafts
+
+
+@pytest.mark.parametrize("settings", [{"frequency_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"min_new_tokens": 2}])
+def test_penalties_have_no_drafts_since_the_device_counts_none_for_them(core: EngineCore, settings: dict):
+    first = steps_of(core, asked("first", *range(3, 20), **settings))
+    assert steps_of(core, asked("again", *range(3, 20), **settings)) == first
+
+
+def test_nothing_is_proposed_that_is_no_token_or_comes_after_an_end(core: EngineCore):
+    drafter = core._drafter
+    core.add(asked("a", 3, 4, stop_token_ids=(7,)))
+    core.step()
+    (running,) = core.scheduler.running
+    assert drafter._usable(running, [5, VOCAB, 6], Source.TEXT, 1) == ([5], [kind_of(Source.TEXT, 1)])
+    assert drafter._usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5, 7]
+    assert drafter._usable(running, [small.EOS, 6], Source.TREE, 1)[0] == [small.EOS]
+    core.abort("a")
+    while core.has_work:
+        core.step()
+    assert not drafter._outlooks
+
+
+# What they do not change.
+
+
+@pytest.fixture
+def noisy(monkeypatch: pytest.MonkeyPatch, alone) -> Iterator[None]:
+    """Drafts are the right tokens with wrong ones between them."""
+    numbers = np.random.default_rng(0)
+
+    def search(self: Drafter, running, outlook, forced):
+        whole = running.tokens[running.num_prompt : running.num_known]
+        right = alone(running.request).token_ids[len(whole) + len(forced) :][:10]
+        tokens = [token if numbers.random() < 0.8 else int(numbers.integers(2, VOCAB)) for token in right]
+        return tokens, [kind_of(Source.TEXT, 16)] * len(tokens)
+
+    monkeypatch.setattr(Drafter, "_search", search)
+    yield
+
+
+def paths(node: Node, before: list[int]) -> Iterator[list[int]]:
+    """The tokens of each path of a tree."""
+    whole = before + np.frombuffer(node.tokens, np.int32).tolist()
+    yield whole
+    for child in node.children.values():
+        yield from paths(child, whole)
+
+
+@pytest.mark.usefixtures("noisy")
+@pytest.mark.parametrize("knobs", [{}, {"page_size": small.PAGE_SIZE}], ids=str)
+def test_right_and_wrong_drafts_change_no_bit_of_an_answer(new_core_of, alone, knobs: dict):
+    """With every temperature, penalty and stop token, log-probabilities, aborts, chunks and retracts."""
+    core = new_core_of(**BUSY, **knobs)
+    for seed in range(2):
+        check_bitwise(core, alone, seed)
+    stats = core.stats()
+    assert stats["num_drafts"] > stats["num_drafts_taken"] + 30 > 60 and stats["num_retracts"] > 0
+
+
+@pytest.mark.usefixtures("noisy")
+def test_the_tree_has_nothing_of_a_wrong_draft(core_of, alone):
+    core = core_of(**DETERMINISTIC, speculative="auto")
+    assert core.flush_cache()
+    requests = [request for _, request in small.traffic(3)]
+    outcomes = small.run(core, [(0, request) for request in requests])
+    said = [[*request.input_ids, *outcomes[request.rid].token_ids] for request in requests]
+    found = [path for root in core.cache.roots for path in paths(root, [])]
+    assert len(found) > 10 and core.stats()["num_drafts"] > core.stats()["num_drafts_taken"]
+    assert all(any(text[: len(path)] == path for text in said) for path in found)
+
+
+# The gate.
+
+
+def test_shapes_are_measured_when_nothing_runs_and_then_the_gate_opens(new_core_of):
+    core = new_core_of(speculative="auto", forbid_compile=False, **SMALL_POOL)
+    gate = core.scheduler.gate
+    while not core.is_settled or core.has_work:
+        core.step()
+    assert gate.is_open and set(gate.seconds) == {*gate._plain, *gate._drafted}
+    costs = [gate.seconds[key] for key in sorted(gate.seconds, key=lambda key: key.num_rows)]
+    assert costs == sorted(costs) and costs[0] > 0
+
+
+def test_without_drafts_nothing_is_measured(new_core_of):
+    core = new_core_of(speculative="off", **SMALL_POOL)
+    assert core._unmeasured is None and core.scheduler.gate.to_measure
+
+
+def test_steps_overlap_where_nothing_is_worth_a_draft(core_of):
+    """Every proposal of such a request turned out to be wrong."""
+    core = core_of(**DETERMINISTIC, speculative="auto")
+    assert core.flush_cache()
+    core.add(asked("a", 3, 4, max_new_tokens=60))
+    while not core.scheduler.running or core.scheduler.running[0].num_output < 10:
+        core.step()
+    (running,) = core.scheduler.running
+    outlook = core._drafter._look(running)
+    for kind in [kind_of(source, length) for source in Source for length in range(20)]:
+        for _ in range(200):
+            outlook.estimates.count(kind, is_right=False)
+    assert not core._drafter.must_know_tokens(core.scheduler.running, 64)
+    assert core._in_flight is not None and not core._must_commit_first()
+    core.abort("a")
+    while core.has_work:
+        core.step()

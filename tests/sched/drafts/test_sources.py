@@ -1,0 +1,51 @@
+"""Where drafts are copied from: the newest longest repeat, as a search of every place finds it."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jsg.sched.drafts.sources import LONGEST, MOST_NAMESPACES, SEPARATOR, ByNamespace, PastOutputs, copied, last_repeat
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
+
+
+def _equal(text: list[int], place: int, tail: list[int]) -> int:
+    """How many tokens before a place equal the end of the tail."""
+    most = min(place, len(tail), LONGEST)
+    return next((n for n in range(most) if text[place - 1 - n] != tail[-1 - n]), most)
+
+
+@given(text=TOKENS, tail=TOKENS)
+def test_the_newest_of_the_longest_repeats_is_found(text: list[int], tail: list[int]):
+    lengths = {place: _equal(text, place, tail) for place in range(1, len(text) + 1)}
+    longest = max(lengths.values())
+    newest = max(place for place, length in lengths.items() if length == longest)
+    found = last_repeat(np.array(text, np.int32), np.array(tail, np.int32))
+    assert found == ((newest, longest) if longest else (0, 0))
+
+
+def test_what_goes_on_to_the_end_of_the_text_repeats_itself():
+    text = np.array([9, 1, 2, 3], np.int32)
+    assert copied(text, 1, 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert copied(text, 1, 2) == [1, 2] and copied(text, 4, 2) == []
+
+
+@given(outputs=st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=30))
+def test_past_outputs_are_the_last_ones_and_never_run_into_each_other(outputs: list[list[int]]):
+    past = PastOutputs(32)
+    for output in outputs:
+        past.add(np.array(output, np.int32))
+        assert len(past.tokens) <= 32 and past.tokens[-1] == SEPARATOR
+        kept = output[-15:]
+        start = len(past.tokens) - 1 - len(kept)
+        assert past.tokens[start:-1].tolist() == kept
+        assert copied(past.tokens, start, 99) == kept, "a copy ends with its output"
+
+
+def test_namespaces_have_values_of_their_own_and_the_oldest_is_dropped():
+    values = ByNamespace(list[int])
+    values.of("a").append(1)
+    assert values.of("b") == [] and values.of("a") == [1]
+    for number in range(MOST_NAMESPACES - 1):
+        values.of(str(number))
+    assert values.of("a") == [1] and values.of("b") == []
