@@ -10,6 +10,7 @@ from jsg.cache.states import SLOT_TERMS
 from jsg.cache.tree_log import TreeLog
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
+from jsg.engine.device.executables import Executables
 from jsg.engine.device.results import InFlight
 from jsg.engine.drafter import Drafter
 from jsg.engine.gather import Gatherer
@@ -52,7 +53,6 @@ class EngineCore:
             page_size=parts.info.page_size,
             is_on=config.speculative != "off",
         )
-        self._executables = parts.runner.programs.executables
         self._decode_steps = parts.decode_steps
         self._in_flight: InFlight | None = None
         self._outputs: list[RequestOutput] = []  # of a step that was committed outside of `step`
@@ -61,6 +61,10 @@ class EngineCore:
         self._gatherer = Gatherer()
         self._config = config
         self._profiler = None if config.profile_dir is None else StepProfiler(config.profile_dir)
+
+    @property
+    def _executables(self) -> Executables:
+        return self._runner.programs.executables
 
     @property
     def has_work(self) -> bool:

@@ -177,8 +177,7 @@ class Drafter:
     def _new_outlook(self, running: RunningRequest) -> Outlook:
         sampling = running.request.sampling
         is_on = self._is_on if sampling.speculative is None else sampling.speculative != "off"
-        # Appended tokens are part of the answer, so they must follow from it alone. And the device counts penalties of no
-        # draft.
+        # Appended tokens are part of the answer, so they must follow from it alone. Penalties count no draft.
         can_draft = is_on and self._grammars.jump_of(running.request) != "retokenize" and not needs_tables(sampling)
         return Outlook(running, Estimates(self._estimates.of(running.namespace)), can_draft)
 

@@ -46,8 +46,7 @@ class BatchEntry:
         ends_prefill: Whether this is the last chunk of a prompt.
         num_drafts: How many of its last new tokens are drafts. Each draft, and the token before the drafts, has a row
             of logits, from which the next token is sampled.
-        num_sure: How many of the first drafts a grammar forces.
-        is_forced: Whether the drafts are taken whatever is sampled in their places.
+        proposal: What the drafts are the first tokens of.
         is_known: Whether a step has run the first new token before, so that the state of the request has it.
         state_source: The slot in which the step reads the state of the request.
         state_slot: The slot in which it writes it.
@@ -65,8 +64,7 @@ class BatchEntry:
     samples: bool = False
     ends_prefill: bool = False
     num_drafts: int = 0
-    num_sure: int = 0
-    is_forced: bool = False
+    proposal: Proposal | None = None
     is_known: bool = False
     state_source: int = 0
     state_slot: int = 0
@@ -76,6 +74,17 @@ class BatchEntry:
     def num_rows(self) -> int:
         """Rows of logits."""
         return self.num_drafts + 1
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the drafts are taken whatever is sampled in their places."""
+        return self.proposal is not None and self.proposal.is_forced
+
+    @property
+    def num_sure(self) -> int:
+        """How many of the drafts a grammar forces."""
+        sure = None if self.proposal is None else self.proposal.num_sure
+        return self.num_drafts if sure is None else min(self.num_drafts, sure)
 
     @property
     def drafts(self) -> list[int]:

@@ -4,7 +4,6 @@ In deterministic mode drafts cost nothing, so that the gate lets all of them pas
 they are.
 """
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -109,7 +108,7 @@ def test_nothing_is_proposed_that_is_no_token_or_comes_after_an_end(core: Engine
 
 
 @pytest.fixture
-def noisy(monkeypatch: pytest.MonkeyPatch, alone) -> Iterator[None]:
+def noisy(monkeypatch: pytest.MonkeyPatch, alone) -> None:
     """Drafts are the right tokens with wrong ones between them."""
     numbers = np.random.default_rng(0)
 
@@ -120,7 +119,6 @@ def noisy(monkeypatch: pytest.MonkeyPatch, alone) -> Iterator[None]:
         return tokens, [kind_of(Source.TEXT, 16)] * len(tokens)
 
     monkeypatch.setattr(Drafter, "_search", search)
-    yield
 
 
 def paths(node: Node, before: list[int]) -> Iterator[list[int]]:

@@ -72,7 +72,6 @@ class ModelRunner:
         self._executables = programs.executables
         self._constants = np.zeros((config.num_rows, step.SAMPLING_COLUMNS - 2), np.int32)
         self._needs = np.zeros((config.num_rows, len(GREEDY)), bool)  # the variant that each request row needs
-        self._has_largest_drafts = False
         self._min_new_tokens = np.zeros(config.num_rows, np.int32)
 
     # Steps.
@@ -136,11 +135,11 @@ class ModelRunner:
     @property
     def max_draft_rows(self) -> int:
         """Rows of logits that a step with drafts may have. It grows when the shapes for drafts are compiled."""
-        if self._has_largest_drafts:
-            return self._buckets.drafts[-1].num_rows
-        ready = [key.num_rows for key in self._buckets.drafts if self.programs.are_ready(key)]
-        self._has_largest_drafts = len(ready) == len(self._buckets.drafts) > 0
-        return max(self._buckets.max_rows, *ready) if ready else self._buckets.max_rows
+        buckets = self._buckets
+        if buckets.drafts and self.programs.are_ready(buckets.drafts[-1]):
+            return buckets.drafts[-1].num_rows
+        ready = [key.num_rows for key in buckets.drafts if self.programs.are_ready(key)]
+        return max(buckets.max_rows, *ready) if ready else buckets.max_rows
 
     def _ready(self, batch: Batch, needed: Variant, scores_prompt: bool) -> tuple[BucketKey, Variant]:
         """The smallest compiled shape and the cheapest compiled variant that can run the batch.

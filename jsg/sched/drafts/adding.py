@@ -50,8 +50,7 @@ def add_drafts(
         running.make_room()
         running.tokens[running.num_known : running.num_known + count] = proposal.tokens[:count]
         table.grow(place, count)
-        entry.num_new, entry.num_drafts, entry.is_forced = entry.num_new + count, count, proposal.is_forced
-        entry.num_sure = count if proposal.num_sure is None else min(count, proposal.num_sure)
+        entry.num_new, entry.num_drafts, entry.proposal = entry.num_new + count, count, proposal
         entry.state_source, entry.state_slot = place.state.source, place.state.slot
         place.num_again = 0 if table.slots is None else entry.num_new
         entry.from_device = place.device_has_last = False
