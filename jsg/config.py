@@ -167,7 +167,7 @@ class EngineConfig:
     )
     page_size: Annotated[int, (1, 1024)] | None = _knob(
         None,
-        "The tokens in a page of the KV pool. Requests share whole pages of a prefix. Default: 1; 64 or more on a TPU.",
+        "The tokens in a page of the KV pool. Requests share whole pages of a prefix. Default: 1; 64 on a TPU.",
     )
     jump_forward: str = _knob(
         "draft",
