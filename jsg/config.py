@@ -178,8 +178,8 @@ class EngineConfig:
     speculative: str = _knob(
         "auto",
         "Where drafts come from, unless a request says otherwise: 'auto' also copies what prompt, prefix and namespace "
-        "had before, where that saves time; 'off' leaves it at what a grammar forces. Drafts change no answer. What SGLang "
-        "and vLLM call such drafts means 'auto', also as the method in vLLM's JSON.",
+        "had before, where that saves time; 'off' leaves it at what a grammar forces. Drafts change no answer. What "
+        "SGLang and vLLM call such drafts means 'auto', also as the method in vLLM's JSON.",
         ("auto", "off", "ngram", "NGRAM", "suffix"),
         aliases=("speculative_algorithm", "speculative_config"),
     )
