@@ -421,7 +421,7 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
         dtype=dtype,
         kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
         context_length=context_length,
-        page_size=config.page_size or ops.default_page_size(len(model.page_groups) * (max_running + 1), context_length),
+        page_size=config.page_size or ops.default_page_size(),
         max_running=max_running,
         buckets=shapes_of(config, model, max_running, device.platform),
         device=device,
