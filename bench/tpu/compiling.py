@@ -118,7 +118,7 @@ def _main() -> None:
 def _keep(model: Model, name: Hashable, kept: Path, dump: Path, digest: str) -> None:
     program, kernels = model.program(name), {}
     for file in dump.iterdir():
-        named = re.fullmatch(r"\d+-(.*?)(\.\d+)?-\d+-final_bundles.txt", file.name)
+        named = re.fullmatch(r"\d+-([^.]*)\..*-\d+-final_bundles.txt", file.name)
         if named and named[1] in PROGRAMS:
             found = loops(file.read_text(encoding="utf-8", errors="replace"))
             each = {"programs": PROGRAMS[named[1]], "loops": [(loop.depth, loop.bundles) for loop in found]}

@@ -72,13 +72,13 @@ def is_pool_by_head(platform: str) -> bool:
     return BEST.get(platform) == "tpu"
 
 
-def default_page_size(num_rows: int, context_len: int) -> int:
-    """The default number of KV slots in a page: 1, or the least for which the best implementation has room."""
+def default_page_size() -> int:
+    """The default number of KV slots in a page: 1, or what the best implementation needs to be fast."""
     if best_implementation() != "tpu":
         return 1
     from jsg.kernels_pallas import tpu
 
-    return tpu.smallest_page_size(num_rows, context_len)
+    return tpu.PAGE_SIZE
 
 
 def rotate_and_write(

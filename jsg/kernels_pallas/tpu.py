@@ -22,15 +22,14 @@ from jsg.kernels_pallas.tpu_write import LANES, granule
 from jsg.window import Window
 
 KEY_BLOCK = 512
-"""Keys that are multiplied at a time. With 256, tiles take a quarter more instructions (compiled for v6e)."""
+"""Keys that are multiplied at a time, twice as many of one or two heads for a single token. With 256, tiles take a
+quarter more instructions (compiled for v6e)."""
 NUM_BUFFERS = 2
 """Blocks of keys in vector memory: one is computed on while the next is fetched."""
 TOGETHER = 128
 """Rows whose softmax is computed together: of a single token those of several heads, of a tile those of one."""
-MIN_PAGE_SIZE = 64
-"""The smallest page by default. Each page is a copy of its own, which takes some fifty instructions."""
-PAGE_TABLE_BYTES = 2**20 - 2**16
-"""Room for the page table in a TPU's scalar memory of 1 MiB, which holds the whole table."""
+PAGE_SIZE = 64
+"""The default. Each page is a copy of its own, so smaller ones take more instructions, and larger ones share less."""
 VMEM_BYTES = 2**25
 """What the kernel may take of vector memory: a quarter of that of v5e and v6e, half of that of v7x."""
 MASKED = -1e30
@@ -85,7 +84,7 @@ def paged_attention(
     if len(cache) != 1 or cache[0].ndim != 5:
         raise NotImplementedError("the TPU kernel wants the keys of a page side by side, one head after another")
     (pool,), scoring = cache, Scoring(scale, window, softcap)
-    _check(queries, pool, inputs)
+    _check(queries, pool)
     attend = functools.partial(_attend, pool=pool, table=inputs.page_table, scoring=scoring, sinks=sinks)
     out = jnp.zeros_like(queries)
     if num := len(inputs.single_rows):
@@ -130,7 +129,8 @@ def _attend(
     group = heads // kv_heads
     at_a_time = min(num, max(1, SUBLANES // size))
     padding, rows = -num % at_a_time, -(-size * group // SUBLANES) * SUBLANES
-    call = _Call(size, group, max(page_size, KEY_BLOCK // page_size * page_size), scoring, sinks is not None)
+    keys = KEY_BLOCK if size > 1 or kv_heads > 2 else 2 * KEY_BLOCK
+    call = _Call(size, group, max(page_size, keys // page_size * page_size), scoring, sinks is not None)
     dtype = queries.dtype if pool.dtype.itemsize == 1 else jnp.promote_types(queries.dtype, pool.dtype)
     by_head = queries.astype(dtype).reshape(num, size, kv_heads, group, head_dim).swapaxes(1, 2)
     by_head = by_head.reshape(num, kv_heads, size * group, head_dim)
@@ -141,9 +141,13 @@ def _attend(
     out = pl.pallas_call(
         functools.partial(_kernel, call=call),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
+            num_scalar_prefetch=4,
             grid=(len(by_head) // at_a_time,),
-            in_specs=[spec, pl.BlockSpec(memory_space=pl.ANY), *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(of_rows)],
+            in_specs=[
+                *[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+                spec,
+                *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(of_rows),
+            ],
             out_specs=spec,
             scratch_shapes=[
                 pltpu.VMEM((NUM_BUFFERS, kv_heads, parts, call.block, width), pool.dtype),
@@ -151,6 +155,8 @@ def _attend(
                 *[pltpu.VMEM((kv_heads * rows, LANES), jnp.float32)] * 2,
                 pltpu.VMEM((kv_heads * rows, width), jnp.float32),
                 pltpu.SMEM((4,), jnp.int32),
+                pltpu.SMEM((2, table.shape[1]), jnp.int32),
+                pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(by_head.shape, queries.dtype),
@@ -158,7 +164,7 @@ def _attend(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True
         ),
         name=f"attention_of_{size}",
-    )(*scalars, tiles.num, table, by_head, pool, *of_rows)
+    )(*scalars, tiles.num, table, pool, by_head, *of_rows)
     out = out[:num, :, : size * group, width - head_dim :].reshape(num, kv_heads, size, group, head_dim)
     return out.swapaxes(1, 2).reshape(queries.shape)
 
@@ -176,8 +182,8 @@ def _kernel(
     lens_ref: Any,
     count_ref: Any,
     table_ref: Any,
-    queries_ref: Any,
     pool_ref: Any,
+    queries_ref: Any,
     *refs: Any,
     call: _Call,
 ) -> None:
@@ -186,10 +192,11 @@ def _kernel(
     The programs run in order. Each goes over its tiles, and for each tile over blocks of keys. The pages of a block,
     and only those that a token of the tile sees, are copied from the pool one by one. While a block is computed on, the
     next one is fetched, which may be the first one of the next tile or of the next program: `fetches_ref` holds the
-    tile and the block of the next fetch, the number of fetches, and that of blocks computed. What a buffer held before
-    stays where no page is copied, so values of zero weight are finite there, and scores are masked.
+    tile and the block of the next fetch, the number of fetches, and that of blocks computed. The row of the page table
+    that a fetch needs is read while the pages of the tile before are fetched. What a buffer held before stays where no
+    page is copied, so values of zero weight are finite there, and scores are masked.
     """
-    sinks_ref, (out_ref, buffers_ref, semaphores, *softmax, fetches_ref) = (
+    sinks_ref, (out_ref, buffers_ref, semaphores, *softmax, fetches_ref, pages_ref, page_reads) = (
         (refs[0], refs[1:]) if call.has_sinks else (None, refs)
     )
     window, block = call.scoring.window, call.block
@@ -197,37 +204,58 @@ def _kernel(
     pages_of_block, first_tile, count = block // page_size, pl.program_id(0) * at_a_time, count_ref[0]
 
     def first_key(tile: Any) -> Any:
-        return 0 if window is None else jnp.maximum(window.first(positions_ref[tile]), 0)
+        return jnp.int32(0) if window is None else jnp.maximum(window.first(positions_ref[tile]), 0)
 
     def end_key(tile: Any) -> Any:
         return positions_ref[tile] + lens_ref[tile]
 
-    def for_pages(tile: Any, index: Any, do: Callable[[Any], None]) -> None:
-        """Calls `do` for the column in the page table of each page of a block that has keys for the tile."""
-        end = jnp.minimum(pl.cdiv(end_key(tile), page_size), (index + 1) * pages_of_block)
-        first = jnp.maximum(first_key(tile) // page_size, index * pages_of_block)
-        lax.fori_loop(first, end, lambda column, _: do(column), None)
+    def for_pages(tile: Any, index: Any, for_all: Callable[[], None], for_one: Callable[[Any], None]) -> None:
+        """`for_all` if the tile sees keys in every page of a block, else `for_one` with the place of each such page."""
+        before = index * pages_of_block
+        end = jnp.minimum(lax.div(end_key(tile) + page_size - 1, page_size) - before, pages_of_block)
+        first = jnp.maximum(lax.div(first_key(tile), page_size) - before, 0)
+        is_whole = end - first == pages_of_block
+        pl.when(is_whole)(for_all)
+        pl.when(~is_whole)(lambda: lax.fori_loop(first, end, lambda i, _: for_one(i), None))
 
-    def copy(page: Any, column: Any, slot: Any) -> Any:
-        place = pl.ds(column % pages_of_block * page_size, page_size)
+    def copy(page: Any, i: Any, slot: Any) -> Any:
+        place = pl.ds(i * page_size, page_size)
         return pltpu.make_async_copy(pool_ref.at[page], buffers_ref.at[slot, :, :, place], semaphores.at[slot])
+
+    def read_row(tile: Any) -> Any:
+        slot = lax.rem(tile, 2)
+        return pltpu.make_async_copy(table_ref.at[rows_ref[tile]], pages_ref.at[slot], page_reads.at[slot])
 
     def fetch_next() -> None:
         tile, index, number = fetches_ref[0], fetches_ref[1], fetches_ref[2]
 
         @pl.when(tile < count)
         def _() -> None:
-            row, slot = rows_ref[tile], number % num_buffers
-            for_pages(tile, index, lambda column: copy(table_ref[row, column], column, slot).start())
+            slot, place = lax.rem(number, num_buffers), lax.rem(tile, 2)
+
+            @pl.when(index == lax.div(first_key(tile), block))
+            def _() -> None:
+                read_row(tile).wait()
+                pl.when(tile + 1 < count)(lambda: read_row(tile + 1).start())
+
+            def start(i: Any) -> None:
+                copy(pages_ref[place, index * pages_of_block + i], i, slot).start()
+
+            def start_all() -> None:
+                for i in range(pages_of_block):
+                    start(i)
+
+            for_pages(tile, index, start_all, start)
             is_last, next_tile = (index + 1) * block >= end_key(tile), jnp.minimum(tile + 1, count - 1)
             fetches_ref[0] = jnp.where(is_last, tile + 1, tile)
-            fetches_ref[1] = jnp.where(is_last, first_key(next_tile) // block, index + 1)
+            fetches_ref[1] = jnp.where(is_last, lax.div(first_key(next_tile), block), index + 1)
             fetches_ref[2] = number + 1
 
     @pl.when(first_tile == 0)
     def _() -> None:
         buffers_ref[...] = jnp.zeros_like(buffers_ref)
-        fetches_ref[0], fetches_ref[1], fetches_ref[2], fetches_ref[3] = 0, first_key(0) // block, 0, 0
+        fetches_ref[0], fetches_ref[1], fetches_ref[2], fetches_ref[3] = 0, lax.div(first_key(0), block), 0, 0
+        pl.when(count > 0)(lambda: read_row(0).start())
         for _ in range(num_buffers - 1):
             fetch_next()
 
@@ -238,14 +266,15 @@ def _kernel(
 
         def one_block(index: Any, _: None) -> None:
             fetch_next()
-            slot = fetches_ref[3] % num_buffers
-            for_pages(tile, index, lambda column: copy(0, column, slot).wait())
+            slot = lax.rem(fetches_ref[3], num_buffers)
+            whole = pltpu.make_async_copy(buffers_ref.at[slot], buffers_ref.at[slot], semaphores.at[slot])
+            for_pages(tile, index, whole.wait, lambda i: copy(0, i, slot).wait())
             _attend_block(
                 queries_ref.at[place], buffers_ref.at[slot], softmax, positions_ref[tile], index * block, call
             )
             fetches_ref[3] += 1
 
-        lax.fori_loop(first_key(tile) // block, pl.cdiv(end_key(tile), block), one_block, None)
+        lax.fori_loop(lax.div(first_key(tile), block), lax.div(end_key(tile) + block - 1, block), one_block, None)
         _, total_ref, weighted_ref = softmax
         if sinks_ref is not None:
             _rescale(softmax, slice(None), sinks_ref[...])
@@ -319,22 +348,7 @@ def _lanes(x: Any, width: int) -> Any:
     return jnp.concatenate([x] * -(-width // LANES), axis=1)[:, :width]
 
 
-def smallest_page_size(num_rows: int, context_len: int) -> int:
-    """The smallest page, a power of two, with which a page table of this size fits into scalar memory."""
-    page_size = MIN_PAGE_SIZE
-    while _table_bytes(num_rows, -(-context_len // page_size)) > PAGE_TABLE_BYTES:
-        page_size *= 2
-    return page_size
-
-
-def _table_bytes(num_rows: int, columns: int) -> int:
-    """The bytes of an int32 array in scalar memory, which is padded to tiles of 8 × 128."""
-    return 4 * (-(-num_rows // 8) * 8) * (-(-columns // 128) * 128)
-
-
-def _check(
-    queries: Float[Array, "T N H"], pool: Float[Array, "P K parts page_size width"], inputs: AttentionInputs
-) -> None:
+def _check(queries: Float[Array, "T N H"], pool: Float[Array, "P K parts page_size width"]) -> None:
     """Raises NotImplementedError for all that the kernel cannot do."""
     page_size, size = pool.shape[3], granule(pool.dtype)
     if pool.shape[4] % LANES:
@@ -343,8 +357,3 @@ def _check(
         raise NotImplementedError(f"the TPU kernel wants float32 or bfloat16 queries, but got {queries.dtype}")
     if page_size % size:
         raise NotImplementedError(f"the TPU kernel wants pages of a multiple of {size} tokens, but got {page_size}")
-    if _table_bytes(*inputs.page_table.shape) > PAGE_TABLE_BYTES:
-        raise NotImplementedError(
-            f"the TPU kernel wants the page table in scalar memory, but got {inputs.page_table.shape}; larger pages or "
-            "a shorter context make it smaller"
-        )
