@@ -6,6 +6,7 @@ What is compiled is kept in a folder under the digest of what was lowered, so th
 
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,31 +63,36 @@ class Compiled:
 
 
 def compile_all(tasks: Sequence[Task], kept: Path) -> list[Compiled]:
-    """Compiles each task, or finds it in the folder, in other processes.
+    """Compiles each task, or finds it in the folder, in two other processes.
 
     Raises:
         RuntimeError: libtpu is not installed, or a program does not compile; the process has written why.
     """
     kept.mkdir(parents=True, exist_ok=True)
-    found: dict[int, Compiled] = {}
-    for is_dumped in (True, False):
-        mine = [index for index, each in enumerate(tasks) if (each.layers == 1) is is_dumped]
-        with tempfile.TemporaryDirectory() as dump:
-            arguments = {"kept": str(kept.resolve()), "dump": dump, "tasks": [asdict(tasks[index]) for index in mine]}
-            flags = {"LIBTPU_INIT_ARGS": DUMP.format(dump) if is_dumped else ""}
-            done = subprocess.run(
-                [sys.executable, "-m", "bench.tpu.compiling"],
-                cwd=ROOT,
-                env=os.environ | {"JAX_PLATFORMS": "cpu"} | flags,
-                input=json.dumps(arguments) + "\n",
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        digests = [line for line in done.stdout.splitlines() if re.fullmatch(rf"[0-9a-f]{{{DIGEST_CHARS}}}", line)]
-        if done.returncode or len(digests) != len(mine):
-            raise RuntimeError(f"compiling ended with status {done.returncode}")
-        found |= {index: _read(kept, digest) for index, digest in zip(mine, digests, strict=True)}
-    return [found[index] for index in range(len(tasks))]
+    halves = [[index for index, each in enumerate(tasks) if (each.layers == 1) is dumps] for dumps in (True, False)]
+    with ThreadPoolExecutor(len(halves)) as pool:
+        found = pool.map(
+            _compile_in_a_process, ([tasks[i] for i in half] for half in halves), (True, False), [kept] * 2
+        )
+        done = dict(zip(itertools.chain(*halves), itertools.chain(*found), strict=True))
+    return [done[index] for index in range(len(tasks))]
+
+
+def _compile_in_a_process(tasks: Sequence[Task], dumps: bool, kept: Path) -> list[Compiled]:
+    with tempfile.TemporaryDirectory() as dump:
+        arguments = {"kept": str(kept.resolve()), "dump": dump, "tasks": [asdict(each) for each in tasks]}
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.tpu.compiling"],
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "LIBTPU_INIT_ARGS": DUMP.format(dump) if dumps else ""},
+            input=json.dumps(arguments) + "\n",
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    digests = [line for line in done.stdout.splitlines() if re.fullmatch(rf"[0-9a-f]{{{DIGEST_CHARS}}}", line)]
+    if done.returncode or len(digests) != len(tasks):
+        raise RuntimeError(f"compiling ended with status {done.returncode}")
+    return [_read(kept, digest) for digest in digests]
 
 
 def _read(kept: Path, digest: str) -> Compiled:
@@ -135,7 +142,8 @@ def _note_programs() -> None:
 
     def noting(*arguments: Any, **options: Any) -> Any:
         grid = options["grid_spec"].grid if "grid_spec" in options else options.get("grid", ())
-        PROGRAMS[str(options.get("name"))] = math.prod(grid if isinstance(grid, tuple) else (grid,))
+        name = options.get("name") or getattr(arguments[0], "func", arguments[0]).__name__
+        PROGRAMS[name] = math.prod(grid if isinstance(grid, tuple) else (grid,))
         return call(*arguments, **options)
 
     pallas.pallas_call = noting

@@ -23,7 +23,7 @@ from bench.tpu.compiling import Compiled, Task
 from bench.tpu.program import Kernel, Operation, operations, seconds
 from jsg.engine.selfcheck import Cost, step_cost
 from jsg.engine.shapes import ACCELERATOR_CHUNK
-from jsg.kernels_pallas import tpu, tpu_write
+from jsg.kernels_pallas import tpu, tpu_write, vmem_rotate
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.loading import abstract_model
 from jsg.models.spec import ModelSpec
@@ -139,6 +139,10 @@ class Tiles(NamedTuple):
             run, size = kernel.bundles(-1), tpu_write.granule(jnp.bfloat16)
             runs = len(self.keys) * -(-self.size // size)
             return "kernel", runs * run + kernel.programs * (kernel.bundles(-2) - run), 2 * runs * size
+        if name == "rotated_kernel":
+            turns = len(self.keys) * self.size / vmem_rotate.AT_ONCE
+            inner, outer = kernel.bundles(-1), kernel.bundles(-2)
+            return "kernel", kernel.programs * (outer - inner) + turns * inner, 0
         if kernel.deepest > 1:
             raise NotImplementedError(f"nobody has said how often the loops of {name} run: {kernel}")
         return "kernel", kernel.programs * kernel.bundles(-1), 0
@@ -146,14 +150,16 @@ class Tiles(NamedTuple):
     def _attention(self, size: int, kernel: Kernel, page_size: int) -> tuple[float, float]:
         """Loops inside each other are those of programs, of the tiles of one, of blocks of keys, and of pages.
 
-        In each block the copies of its pages are begun in one loop of the last kind and awaited in another.
+        The copies of the pages of a block that is not whole are begun in one loop of the last kind and awaited in
+        another. Code for those of a whole block counts for each block.
         """
         program, tile, block = (kernel.bundles(depth) for depth in (-4, -3, -2))
         page = sum(each.bundles for each in kernel.loops if each.depth == kernel.deepest)
         keys = self.keys if size == self.size else ()  # the others have no real tile in this step
         blocks, pages = (sum(-(-each // every) for each in keys) for every in (tpu.KEY_BLOCK, page_size))
+        apart = sum(-(-each // page_size) % (tpu.KEY_BLOCK // page_size) for each in keys)
         cycles = kernel.programs * (program - tile) + len(keys) * (tile - block)
-        return cycles + blocks * (block - page) + pages * page, pages * page_size
+        return cycles + blocks * (block - page) + apart * page, pages * page_size
 
 
 def _singles(load: Load) -> Tiles:

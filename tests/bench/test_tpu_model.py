@@ -103,15 +103,16 @@ def test_memory_works_beside_the_core_until_it_is_awaited():
 
 
 def test_loops_of_kernels_run_as_often_as_the_load_says():
-    """Three programs, four tiles in all, of 600, 500, 512 and 513 keys: 6 blocks and 10 + 8 + 8 + 9 pages."""
+    """Three programs, four tiles in all, of 600, 500, 512 and 513 keys: 6 blocks, of which two have 2 pages and one."""
     kernel = Kernel(3, tuple(Loop(*each) for each in [(0, 900), (1, 800), (2, 300), (3, 200), (4, 30), (4, 10)]))
     tiles = Tiles(1, (600, 500, 512, 513))
-    bundles = 3 * (800 - 300) + 4 * (300 - 200) + 6 * (200 - 40) + 35 * 40
+    bundles = 3 * (800 - 300) + 4 * (300 - 200) + 6 * (200 - 40) + 3 * 40
     assert tiles.cost("attention_of_1", kernel, 64) == ("attention", bundles, 35 * 64)
     assert tiles.cost("attention_of_64", kernel, 64) == ("attention", 3 * 500, 0), "no tile of this size is real"
     writing = Kernel(1, (Loop(0, 500), Loop(1, 200), Loop(1, 10)))
     assert tiles.cost("write_by_head", writing, 64) == ("kernel", 4 * 200 + 300, 2 * 4 * 16)
     assert Tiles(64, (64,)).cost("write_by_head", writing, 64) == ("kernel", 4 * 200 + 300, 2 * 4 * 16)
+    assert tiles.cost("rotated_kernel", writing, 64) == ("kernel", (500 - 200) + 4 / 16 * 200, 0)
     assert tiles.cost("other", Kernel(7, (Loop(0, 90), Loop(1, 50))), 64) == ("kernel", 7 * 50, 0)
     with pytest.raises(NotImplementedError, match="nobody has said how often the loops of other run"):
         tiles.cost("other", kernel, 64)
