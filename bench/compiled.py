@@ -6,6 +6,7 @@ are right.
 
 import functools
 import json
+import math
 import pathlib
 import re
 import sys
@@ -19,13 +20,15 @@ from flax import nnx
 
 from bench import hlo
 from jsg.config import EngineConfig
+from jsg.engine.device.executables import no_compilation_cache
 from jsg.engine.device.programs import DeviceState, Programs
 from jsg.engine.device.targets import traced_for
 from jsg.engine.precompile import TargetExecutables, begin_for, find_target
 from jsg.engine.startup import Settings, abstract_model_of, make_executables, plan_of
+from jsg.models.loading import abstract_model, parameters
 from jsg.models.tensor_parallel import bytes_on_one_device
 
-NO_ESTIMATE = 2**63
+NO_ESTIMATE = 2**63 - 1
 """What XLA writes for an operation that it knows nothing of is as large as an integer can be."""
 
 
@@ -51,9 +54,30 @@ class Program:
         found = map(int, re.findall(r'"estimated_cycles":"(\d+)"', self.hlo))
         return sum(cycles for cycles in found if cycles < NO_ESTIMATE)
 
-    def writers(self, num_bytes: int) -> list[hlo.Operation]:
-        """The operations outside of fusions that write an array of so many bytes or more."""
-        return hlo.writers(self.hlo, num_bytes)
+    def writers(self, num_bytes: int) -> set[str]:
+        """The names, without numbers, of the operations that write an array of so many bytes or more to memory."""
+        return {
+            re.sub(r"(\.\d+|\.clone)*$", "", made.name)
+            for made in hlo.writers(self.hlo)
+            if any(array.num_bytes >= num_bytes and not array.is_in_vmem for array in made.arrays)
+        }
+
+    def rewritten(self, kernels: hlo.Matrices, bits: float) -> list[str]:
+        """The operations that write one of these kernels anew: in HBM, or in VMEM in more bits for each number."""
+        return [
+            made.text
+            for made in hlo.writers(self.hlo)
+            for array in made.arrays
+            if array.is_one_of(kernels) and (hlo.ITEM_BITS[array.dtype] > bits or not array.is_in_vmem)
+        ]
+
+    def multiplied_by_number(self, kernels: hlo.Matrices) -> list[str]:
+        """The products with these kernels that are no product of matrices: each of their numbers is multiplied."""
+        return [
+            made.text
+            for made in hlo.operations(self.hlo)
+            if made.operation == "multiply" and made.arrays[0].is_one_of(kernels)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +87,13 @@ class Model:
     Attributes:
         settings: Its options, with every default decided.
         state: The shapes of the pool and of the tables.
-        model: The shapes of its weights.
+        kernels: The kernels of one device, each as (inputs, outputs) of a matrix.
         executables: Its programs by name, of which none is compiled yet.
     """
 
     settings: Settings
     state: DeviceState
-    model: nnx.Module
+    kernels: hlo.Matrices
     executables: TargetExecutables
 
     @property
@@ -84,7 +108,8 @@ class Model:
 
     def program(self, name: Hashable) -> Program:
         """Compiles a program."""
-        self.executables.compile([name])
+        with no_compilation_cache():  # what is not for a device that is here can be written there, but not read
+            self.executables.compile([name])
         compiled = self.executables.compiled(name)
         memory, text = compiled.memory_analysis(), compiled.as_text()
         assert memory is not None and text is not None, "XLA says so of every program for a TPU or a GPU"
@@ -110,6 +135,21 @@ def make_model(shape: dict[str, Any], target: str, *, pool_tokens: int = 100_000
             executables = make_executables(settings, functools.partial(TargetExecutables, mesh, target))
             assert isinstance(executables, TargetExecutables)
             state = settings.abstract_state(plan_of(settings, sys.maxsize, 0, 0))
-            model = abstract_model_of(settings)
-            Programs(model, settings.runner_config(), state, settings.buckets, executables).declare()
-    return Model(settings, state, model, executables)
+            Programs(
+                abstract_model_of(settings), settings.runner_config(), state, settings.buckets, executables
+            ).declare()
+            plain = abstract_model(settings.model, settings.dtype, mesh=executables.mesh)
+    return Model(settings, state, kernels_of(plain), executables)
+
+
+def kernels_of(module: nnx.Module) -> frozenset[tuple[int, int]]:
+    """Kernels of a device as matrices: D x out for [D, *out], and both E·D x F and E·F x D for experts' [E, D, F]."""
+    found: set[tuple[int, int]] = set()
+    for param in parameters(module):
+        if (axis := param.get_metadata("summed_axis")) is not None:
+            value = param.get_value()
+            sharding = getattr(value, "sharding", None)  # kernels in few bits have none
+            shape = value.shape if sharding is None else sharding.shard_shape(value.shape)
+            rows = [shape[0]] if axis == 0 else [shape[0] * side for side in shape[1:]]
+            found |= {(side, math.prod(shape) // side) for side in rows}
+    return frozenset(found)

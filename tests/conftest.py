@@ -39,6 +39,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_S)
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)  # only a bounded cache is locked between processes
 
+ELSEWHERE = {"nvidia": "XLA's CUDA plugin", "tpu": "libtpu"}
+"""Folders of tests that compile for devices that are not here, and what they need, which lies outside the environment.
+They run in processes of their own with the option of their name, and are skipped without it."""
 FAST = "not slow"
 """Which tests `-m` chooses where it says nothing else: see `addopts` in `pyproject.toml`."""
 COMPILE_QUICKLY = (
@@ -68,6 +71,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-parity", action="store_true", help="write the figures of the tests that ran to tests/parity.json"
     )
+    for folder, compiler in ELSEWHERE.items():
+        text = f"run tests/{folder}, which compile for devices that are not here; without {compiler}, fail"
+        parser.addoption(f"--{folder}", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
     if config.getoption("numprocesses", default=None):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each worker and its processes compile every module anew
-    if FAST in config.getoption("markexpr") and not config.getoption("nvidia", default=False):
+    if FAST in config.getoption("markexpr") and not any(map(config.getoption, ELSEWHERE)):
         _prepare_cheaply()
 
 
@@ -105,7 +111,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     workers = getattr(session.config, "workerinput", None)
     if workers is not None and session.config.args == session.config.getini("testpaths"):
         own, of = int(workers["workerid"].removeprefix("gw")), workers["workercount"]
-        files = sorted(file for file in (ROOT / "tests").rglob("test_*.py") if file.parent.name != "nvidia")
+        files = sorted(file for file in (ROOT / "tests").rglob("test_*.py") if file.parent.name not in ELSEWHERE)
         for file in files[len(files) * own // of : len(files) * (own + 1) // of]:
             with contextlib.suppress(Exception, pytest.skip.Exception):  # which pytest reports when it imports the file
                 importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
@@ -115,10 +121,21 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         gc.enable()
 
 
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Where all tests are collected, those of `ELSEWHERE` would be imported and skipped one by one, in each worker."""
+    folder = collection_path.parent.name
+    if folder not in ELSEWHERE or config.getoption(folder) or config.args != config.getini("testpaths"):
+        return None
+    return True if collection_path.suffix == ".py" else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what reads large data sets as slow, and puts the soak first. It is long: another worker runs the rest."""
+    left_out = {str(ROOT / "tests" / folder): folder for folder in ELSEWHERE if not config.getoption(folder)}
     for item in items:
+        if folder := left_out.get(os.path.dirname(item.path)):  # comparing paths takes 50 times as long as text
+            item.add_marker(pytest.mark.skip(reason=f"compiled for devices that are not here by `make test-{folder}`"))
         if "shared_data" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.name not in ("test_half_a_minute", "test_three_minutes"))

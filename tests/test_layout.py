@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import jsg
+from tests.conftest import ELSEWHERE
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "jsg"
@@ -225,7 +226,7 @@ def test_tests_mirror_the_package():
     tested = {path.parent.name for path in tests.glob("*/test_*.py")}
     assert written - tested == set(), "a package without a folder of tests"
     assert (
-        tested - written - {"assets", "bench", "clients", "deploy", "docs", "examples", "golden", "nvidia", "page"}
+        tested - written - {"assets", "bench", "clients", "deploy", "docs", "examples", "golden", "page", *ELSEWHERE}
         == set()
     ), "a folder of tests without a package"
     assert {name for name in tested if not (tests / name / "__init__.py").exists()} == set(), "no __init__.py"

@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -96,7 +96,7 @@ class Program:
         """The operations, also inside fusions, whose result is an array of `elements` numbers or more."""
         return hlo.makers_of(self.hlo, elements)
 
-    def writers_of(self, matrices: Collection[tuple[int, int]]) -> list[str]:
+    def writers_of(self, matrices: hlo.Matrices) -> list[str]:
         """The operations that write one of these matrices, or its transpose, to memory: see `hlo.writers_of`."""
         return hlo.writers_of(self.hlo, matrices)
 

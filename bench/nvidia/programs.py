@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import tempfile
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from bench.compiled import kernels_of
 from bench.nvidia import compiler
 from bench.nvidia.compiler import Program
 from jsg.cache.pool import make_pool, make_states
@@ -148,7 +149,7 @@ def make_model(
         layers: Which of its layers it has; None for all.
         changes: Fields of the text model's config to change.
     """
-    config = _config(shape, changes).over_devices(num_devices, num_groups)
+    config = read_shape(shape, changes).over_devices(num_devices, num_groups)
     if layers is not None:
         config = dataclasses.replace(config, layers=tuple(config.layers[index] for index in layers))
     vision = vision_shape(EngineConfig(), config, platform="gpu", row_bytes=2 * config.hidden_size)
@@ -182,7 +183,7 @@ def make_model(
     state = over_devices(state, programs.mesh, axes)
     model = abstract_model(config, dtype, quantization, programs.mesh)
     is_seeing = isinstance(model, Llava)
-    kernels = _kernels(cast(nnx.Module, model.text) if is_seeing else model)
+    kernels = kernels_of(cast(nnx.Module, model.text) if is_seeing else model)
     if rounds_rows:
         fp8_kernels.lay_out(model)
     Programs(model, settings, state, buckets, programs).declare()
@@ -194,25 +195,15 @@ def make_model(
         donated_bytes=sum(array.size * array.dtype.itemsize for array in donated),
         vision=rows,
         kernels=kernels,
-        tower_kernels=_kernels(model.vision) if is_seeing else frozenset(),
+        tower_kernels=kernels_of(model.vision) if is_seeing else frozenset(),
         programs=programs,
     )
 
 
-def _kernels(module: nnx.Module) -> frozenset[tuple[int, int]]:
-    """Kernels as matrices: D x out for [D, *out], and both E·D x F and E·F x D for the experts' [E, D, F]."""
-    found: set[tuple[int, int]] = set()
-    for _, node in nnx.iter_graph(module):
-        if isinstance(node, nnx.Param) and (axis := node.get_metadata("summed_axis")) is not None:
-            shape = node.get_value().shape
-            rows = [shape[0]] if axis == 0 else [shape[0] * side for side in shape[1:]]
-            found |= {(side, math.prod(shape) // side) for side in rows}
-    return frozenset(found)
-
-
-def _config(shape: dict[str, Any], changes: dict[str, Any]) -> ModelSpec:
+def read_shape(shape: dict[str, Any], changes: Mapping[str, Any] = MappingProxyType({})) -> ModelSpec:
+    """The spec of a `config.json`, with changed fields of its text model."""
     text = shape.get("text_config")
-    shape = shape | (changes if text is None else {"text_config": text | changes})
+    shape = shape | (dict(changes) if text is None else {"text_config": text | changes})
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "config.json").write_text(json.dumps(shape), encoding="utf-8")
         return read_spec(pathlib.Path(folder))

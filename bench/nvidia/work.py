@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from bench.hlo import VIEWS, array_bytes
+from bench.hlo import VIEWS, Array, arrays_in
 from bench.tp.compiled import KINDS
 
 NO_LAUNCH = "all-reduce-done|all-gather-done|constant|partition-id|iota|after-all"
@@ -68,20 +68,6 @@ class Work:
         return self.kernel_bytes == math.prod(self.kernel)
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return array_bytes(self.dtype, self.shape)
-
-    def repeated(self, times: int) -> "_Array":
-        """With as many times the columns."""
-        return _Array(self.dtype, (*self.shape[:-1], self.shape[-1] * times))
-
-
 def works(hlo: str, pools: Collection[int]) -> list[Work]:
     """The work of every launch of an optimised program, in the order of the text.
 
@@ -90,7 +76,7 @@ def works(hlo: str, pools: Collection[int]) -> list[Work]:
         pools: The numbers of elements, on one device, of the arrays of a layer with keys, or states.
     """
     multiplying = {name for name, line in _lines(hlo) if " dot(" in line}
-    known: dict[str, tuple[_Array, ...]] = {}
+    known: dict[str, tuple[Array, ...]] = {}
     parameters: set[str] = set()
     found = []
     for computation, line in _lines(hlo):
@@ -98,10 +84,7 @@ def works(hlo: str, pools: Collection[int]) -> list[Work]:
         if computation != "ENTRY" or match is None:
             continue
         name, result, operation, rest = match.groups()
-        arrays = tuple(
-            _Array(dtype, tuple(map(int, filter(None, dims.split(",")))))
-            for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", result)
-        )
+        arrays = arrays_in(result)
         operands = re.findall(r"%([\w.-]+)", rest.split("), ")[0])
         if operation == "get-tuple-element":
             index = re.search(r"index=(\d+)", rest)
@@ -141,7 +124,7 @@ def _kind(kernel: str, *, is_product: bool) -> Kind:
 
 
 def _work(
-    kind: Kind, *, weights: list[_Array], inputs: list[_Array], results: list[_Array], pools: Collection[int]
+    kind: Kind, *, weights: list[Array], inputs: list[Array], results: list[Array], pools: Collection[int]
 ) -> Work:
     if kind is Kind.PRODUCT_OF_FEW_BITS:
         kernel = max(weights, key=lambda each: math.prod(each.shape))
@@ -158,7 +141,9 @@ def _work(
             kind = Kind.PRODUCT_OF_E4M3
         if kind.has_experts and weights:  # gates and what they let through are one kernel with the columns of both
             alike, weights = weights.count(kernel), [each for each in weights if each != kernel]
-            kernel = kernel.repeated(alike)
+            kernel = Array(
+                kernel.dtype, (*kernel.shape[:-1], kernel.shape[-1] * alike)
+            )  # with as many times the columns
     if kind is Kind.ATTENTION:
         inputs = [each for each in inputs if each.dtype != "s32"]  # the page table, of which it reads a few rows
     rest = [each for each in inputs if each is not kernel and math.prod(each.shape) not in pools]

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from bench.hlo import array_bytes
+from bench.hlo import arrays_in
 from bench.tp.interconnect import Collective
 
 KINDS = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
@@ -17,9 +17,5 @@ def collectives(hlo: str) -> list[Collective]:
     found: Counter[tuple[str, int]] = Counter()
     for result, kind in re.findall(rf" = (.*?) ({KINDS})(?:-start)?\(", hlo):
         # The result of the start of an asynchronous collective has its operands and its results. The larger one counts.
-        sizes = [
-            array_bytes(dtype, map(int, filter(None, dims.split(","))))
-            for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", result)
-        ]
-        found[kind, max(sizes)] += 1
+        found[kind, max(array.num_bytes for array in arrays_in(result))] += 1
     return [Collective(kind, size, count) for (kind, size), count in found.most_common()]

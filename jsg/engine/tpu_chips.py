@@ -29,12 +29,14 @@ def chip_devices() -> list[int]:
     return found
 
 
-def may_use_tpu(environment: Mapping[str, str], platforms: str) -> bool:
-    """Whether JAX will open a TPU. `platforms` are those that JAX was told to use; empty for any.
+def has_libtpu() -> bool:
+    """Whether JAX for TPUs is installed, which does not mean that there is one."""
+    return importlib.util.find_spec("libtpu") is not None
 
-    libtpu alone does not mean that there is one.
-    """
-    if importlib.util.find_spec("libtpu") is None or (platforms and "tpu" not in platforms.split(",")):
+
+def may_use_tpu(environment: Mapping[str, str], platforms: str) -> bool:
+    """Whether JAX will open a TPU. `platforms` are those that JAX was told to use; empty for any."""
+    if not has_libtpu() or (platforms and "tpu" not in platforms.split(",")):
         return False
     return bool(platforms) or VISIBLE in environment or bool(chip_devices())
 

@@ -15,8 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
+from jsg.kernels_pallas import vmem_rotate
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
-from jsg.kernels_pallas.reference_write import by_head, rotated, storable
+from jsg.kernels_pallas.reference_write import by_head, rotated, storable, to_pool_dtype
 
 TOKEN_BLOCK = 256
 """Tokens of one program of the kernel, or fewer so that they take at most `BLOCK_BYTES` as float32."""
@@ -39,7 +40,7 @@ def rotate_and_write(
     cache: LayerCache,
     norms: HeadNorms | None,
 ) -> tuple[Float[Array, "T N H"], LayerCache]:
-    """See `ops.rotate_and_write`. XLA rotates.
+    """See `ops.rotate_and_write`. XLA rotates heads that are no whole lanes.
 
     Raises:
         NotImplementedError: The kernel cannot write to such a pool; the message names the reason.
@@ -53,6 +54,9 @@ def rotate_and_write(
             f"the TPU kernel wants pages of a multiple of {size} tokens and heads of a multiple of 64 numbers, but got "
             f"pages of {page_size} and rows of {width}"
         )
+    if cos.shape[1] % (LANES // 2) == 0:
+        queries, new = vmem_rotate.rotated(qkv, cos, sin, norms)
+        return queries, (_write(pool, slots, to_pool_dtype(new, pool.dtype)),)
     queries, *new = rotated(qkv, cos, sin, norms)
     return queries, (_write(pool, slots, by_head(pool, *storable(slots, *new))),)
 

@@ -10,14 +10,13 @@ import math
 import os
 from typing import Any
 
-import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from jsg.engine.device.targets import TARGETS, Target
 from jsg.errors import ConfigError
 from jsg.extras import install_command
-from jsg.models.tensor_parallel import AXES
+from jsg.models.tensor_parallel import AXES, in_ring
 
 NAMES = tuple(sorted(file.stem for file in TARGETS.glob("*.json")))
 ENVIRONMENT = {
@@ -65,7 +64,7 @@ def mesh_of(name: str, num_devices: int = 1, num_groups: int = 1) -> Mesh:
             f"compiling for TPUs needs libtpu, but JAX cannot use one: {install_command('tpu')}, or libtpu alone, and "
             f"use a new process ({error})"
         ) from error
-    return Mesh(np.array(devices[:num_devices]).reshape(num_groups, -1), AXES)
+    return Mesh(in_ring(devices[:num_devices], num_groups), AXES)
 
 
 @functools.cache

@@ -1,0 +1,188 @@
+"""Steps of published models compiled for TPUs. Nothing here ran on one.
+
+A step at the memory roofline changes the pool in place, keeps little beside it, reads each kernel once and as it lies,
+and multiplies on the matrix units. Whether it does can be read off the compiled program.
+"""
+
+import functools
+import re
+from typing import Any
+from unittest import mock
+
+import jax.numpy as jnp
+import pytest
+
+from bench.compiled import Model, Program, make_model
+from bench.device.shapes import MIXTRAL_8X7B
+from bench.shapes import LLAMA_8B
+from jsg.engine import shapes
+from jsg.engine.device.memory import SAMPLED_BYTES, extend_bound
+from jsg.engine.device.programs import EVERYTHING, GREEDY, Variant
+from jsg.kernels_pallas import ops
+from jsg.models.quantise import BYTES_PER_NUMBER
+from jsg.sched.buckets import BucketKey, Phase
+
+MAX_RUNNING = 256
+POOL_TOKENS = 700_000
+"""So many that the keys of a layer on one of eight devices are more than a TPU's vector memory holds."""
+DECODE_TEMPORARY_BYTES = 64 * 10**6
+"""31 MiB were the most that was found: those of 256 rows of Llama 3 8B on one v5e."""
+PROMPT_MARGIN = 1.25
+"""`extend_bound` is of programs for NVIDIA cards. With 8192 tokens of Qwen3 8B one of four v6e keeps 1.1 times that."""
+LLAMA = LLAMA_8B | {"max_position_embeddings": 8192, "num_hidden_layers": 2}
+QWEN3 = LLAMA | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "intermediate_size": 12_288,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+}
+MIXTRAL = MIXTRAL_8X7B | {"max_position_embeddings": 8192}
+MODELS = {"llama": LLAMA, "qwen3": QWEN3, "mixtral": MIXTRAL}
+BRIEF = {"num_hidden_layers": 1, "vocab_size": 2048}
+"""Changes that make a model cheaper to compile, where a second layer and the head show nothing that others do not."""
+
+Options = dict[str, Any]
+
+
+@functools.cache
+def _made(name: str, target: str, changes: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...]) -> Model:
+    options_of = {"max_running_requests": MAX_RUNNING, "pool_tokens": POOL_TOKENS, **dict(options)}
+    return make_model(MODELS[name] | dict(changes), target, **options_of)
+
+
+def made(name: str, target: str, changes: Options = BRIEF, **options: Any) -> Model:
+    return _made(name, target, tuple(changes.items()), tuple(options.items()))
+
+
+def forward(of: Model, phase: Phase, num_tokens: int) -> Program:
+    """A forward pass, after a look at what holds for every one of them."""
+    (key,) = [key for key in of.settings.buckets.all if (key.phase, key.num_tokens) == (phase, num_tokens)]
+    ops.refusals.clear()
+    program = of.program(("forward", key))
+    check(program, of, key)
+    return program
+
+
+def check(program: Program, of: Model, key: BucketKey) -> None:
+    settings = of.settings
+    assert ops.refusals == {}, "no kernel leaves its work to the reference"
+    assert program.aliased_bytes >= of.donated_bytes
+    assert program.writers(of.layer_bytes) == {"scatter_fusion"}, "it writes rows where they lie"
+    if key.phase is Phase.DECODE:
+        assert program.temporary_bytes <= DECODE_TEMPORARY_BYTES
+    else:
+        bound = extend_bound(settings.model, key.num_tokens, settings.dtype, num_devices=settings.config.tp_size)
+        assert program.temporary_bytes <= PROMPT_MARGIN * bound
+    bits = 8 * BYTES_PER_NUMBER.get(settings.config.quantization, settings.dtype.itemsize)
+    assert program.rewritten(of.kernels, bits) == []
+    head = (settings.model.hidden_size, settings.model.vocab_size // settings.config.tp_size)
+    assert program.multiplied_by_number({*of.kernels, head}) == []
+
+
+def grid(fast: list[tuple[Any, ...]], long: list[tuple[Any, ...]]) -> list[Any]:
+    ids = ["-".join(map(str, [*case[:-1], *case[-1].values()])) for case in (*fast, *long)]
+    marks = [()] * len(fast) + [pytest.mark.long] * len(long)
+    return [pytest.param(*case, marks=m, id=id_) for case, m, id_ in zip((*fast, *long), marks, ids, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "options"),
+    grid(
+        [("llama", "v5e", {}), ("qwen3", "v6e", {"tp_size": 4})],
+        [("qwen3", "v5e", {"tp_size": 8}), ("llama", "v5p", {}), ("qwen3", "tpu7x", {"tp_size": 8})],
+    ),
+)
+def test_decode(name: str, target: str, options: Options):
+    """No shape is estimated above the next larger one, so that a batch gains by the smallest that holds it."""
+    of = made(name, target, {}, **options)
+    cycles = [forward(of, Phase.DECODE, rows).cycles for rows in (8, 32, 256)]
+    assert cycles == sorted(cycles)
+
+
+def test_a_single_row_would_be_multiplied_by_number():
+    """So every number of rows is a multiple of eight on a TPU. And what the others look for is found here."""
+    with mock.patch.dict(shapes.ROW_MULTIPLE, {"tpu": 1}):
+        of = make_model(LLAMA | BRIEF, "v6e", max_running_requests=8)
+    program = of.program(("forward", BucketKey(Phase.DECODE, 1, 1)))
+    assert len(program.multiplied_by_number(of.kernels)) == 4
+    assert program.cycles > forward(made("llama", "v6e"), Phase.DECODE, 8).cycles
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "num_tokens", "options"),
+    grid(
+        [("llama", "v5e", 512, {}), ("qwen3", "v6e", 8192, {"tp_size": 4})],
+        [
+            ("llama", "v5e", 8192, {"kv_cache_dtype": "fp8_e4m3"}),
+            ("llama", "v5e", 512, {"quantization": "int4"}),
+            ("qwen3", "v6e", 512, {"tp_size": 8}),
+            ("llama", "v5p", 512, {"quantization": "int8"}),
+            ("qwen3", "tpu7x", 8192, {"tp_size": 8, "quantization": "fp8"}),
+        ],
+    ),
+)
+def test_prompts(name: str, target: str, num_tokens: int, options: Options):
+    forward(made(name, target, **options), Phase.EXTEND, num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "options"),
+    grid(
+        [
+            ("llama", "v5e", {"kv_cache_dtype": "fp8_e4m3"}),
+            ("llama", "v5e", {"quantization": "int8"}),
+            ("llama", "v5e", {"quantization": "fp8"}),
+            ("llama", "v5e", {"quantization": "int4"}),
+            ("qwen3", "v6e", {"tp_size": 8, "kv_cache_dtype": "fp8_e4m3"}),
+            ("qwen3", "v6e", {"tp_size": 4, "quantization": "int8"}),
+        ],
+        [
+            ("qwen3", "v6e", {"tp_size": 4, "quantization": "int4"}),
+            ("llama", "v6e", {"quantization": "fp8", "kv_cache_dtype": "fp8_e5m2"}),
+            ("llama", "v5p", {"quantization": "int8"}),
+            ("llama", "tpu7x", {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"}),
+        ],
+    ),
+)
+def test_few_bits(name: str, target: str, options: Options):
+    """Kernels are read in the bits that they are kept in."""
+    forward(made(name, target, **options), Phase.DECODE, 8)
+
+
+@pytest.mark.parametrize(
+    ("target", "num_rows", "variant"),
+    [
+        ("v5e", 256, GREEDY),
+        ("v6e", 256, EVERYTHING),
+    ],
+    ids=str,
+)
+def test_sampling(target: str, num_rows: int, variant: Variant):
+    of = made("llama", target, {"num_hidden_layers": 1})
+    program = of.program(("sample", num_rows, variant))
+    bound = DECODE_TEMPORARY_BYTES if variant == GREEDY else SAMPLED_BYTES * num_rows * of.settings.model.vocab_size
+    assert program.temporary_bytes <= bound
+    counts = (MAX_RUNNING + 1) * of.settings.model.vocab_size * jnp.int32.dtype.itemsize
+    assert not variant.has_tables or program.aliased_bytes >= counts
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_products_of_experts_are_kernels(quantization: str):
+    """XLA's own, which compute a row with its expert only; of experts in 8 bits they read a copy in bfloat16."""
+    of = made("mixtral", "v5e", quantization=quantization, pool_tokens=10_000)
+    text = of.program(("forward", of.settings.buckets.decode[-1])).hlo
+    assert len(re.findall(r"%ragged-dot-none\S* = \S+ custom-call\(", text)) == 3
+    assert f"[{MAX_RUNNING * 2},{8 * 4096}]" not in text, "no row stands there for every expert"
+    copies = re.findall(r"= bf16\[8,(?:4096,14336|14336,4096)\]\S* convert\(", text)
+    assert len(copies) == (3 if quantization == "int8" else 0)
+
+
+@pytest.mark.parametrize("name", [("write_rows", 8), ("write_counts",), ("copy_slots",)], ids=str)
+def test_tables_and_pages_change_in_place(name: tuple[object, ...]):
+    of = made("llama", "v5e")
+    program = of.program(name)
+    changed = of.layer_bytes if name == ("copy_slots",) else 4 * (MAX_RUNNING + 1) * of.settings.runner_config().columns
+    assert program.aliased_bytes >= changed
+    assert program.temporary_bytes <= 2**20
