@@ -17,10 +17,11 @@ from jsg.cache.following import following
 from jsg.engine.device.packing import needs_tables
 from jsg.engine.grammars.constraints import Constraints
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
-from jsg.sched.drafts.estimates import Estimates, Kind, Source, kind_of
+from jsg.sched.drafts.estimates import Estimates, Kind, kind_of
 from jsg.sched.drafts.gate import LEAST_CHANCE, Gate
 from jsg.sched.drafts.sources import LONGEST, ByNamespace, PastOutputs, copied, last_repeat
 from jsg.sched.request import RunningRequest
+from jsg.step_reports import DraftReport, Source
 
 MOST_AHEAD = 64
 """Tokens that are looked ahead."""
@@ -104,8 +105,8 @@ class Drafter:
         self._estimates = ByNamespace(Estimates)
         self._past = ByNamespace(lambda: PastOutputs(PAST_TOKENS))
         self._scans_left = MOST_SCANNED
-        self._num_proposed = dict.fromkeys(Source, 0)
-        self._num_taken = dict.fromkeys(Source, 0)
+        self._counts = DraftReport(proposed={}, taken={})
+        self._reports: dict[str, DraftReport] = {}
 
     def must_know_tokens(self, running: Sequence[RunningRequest], max_rows: int) -> bool:
         """Whether the next step may have drafts that are worth it, so that it must wait for the tokens of this one."""
@@ -237,18 +238,24 @@ class Drafter:
                 self._count(entry, len(entry.taken(result.token_ids[row : row + entry.num_rows])) - 1)
 
     def _count(self, entry: BatchEntry, num_taken: int) -> None:
-        outlook = self._outlooks.get(entry.running.request.rid)
+        request = entry.running.request
+        outlook = self._outlooks.get(request.rid)
         kinds = [] if outlook is None else outlook.drafted
+        report = None
+        if request.sampling.return_drafts:
+            report = self._reports.setdefault(request.rid, DraftReport(proposed={}, taken={}))
         for index in range(entry.num_drafts):
             source = kinds[index][0] if index < len(kinds) else Source.FORCED
-            self._num_proposed[source] += 1
-            self._num_taken[source] += index < num_taken
+            for counts in (self._counts, report) if report else (self._counts,):
+                counts.proposed[source.label] = counts.proposed.get(source.label, 0) + 1
+                counts.taken[source.label] = counts.taken.get(source.label, 0) + (index < num_taken)
 
-    def end(self, rid: str) -> None:
-        """Keeps the output of a request that has ended, and forgets what it knew of it."""
+    def end(self, rid: str) -> DraftReport | None:
+        """Keeps the output of a request that has ended, and forgets the rest; returns the report it asked for."""
         if (outlook := self._outlooks.pop(rid, None)) is not None:
             running = outlook.running
             self._past.of(running.namespace).add(running.tokens[running.num_prompt : running.num_known])
+        return self._reports.pop(rid, None)
 
     def flush(self) -> None:
         """Forgets past outputs, and how good proposals were."""
@@ -257,11 +264,12 @@ class Drafter:
 
     def stats(self) -> dict[str, int]:
         """Totals: see `protocol.CORE_STATS`."""
+        proposed, taken = self._counts.proposed, self._counts.taken
         return {
-            "num_drafts": sum(self._num_proposed.values()),
-            "num_drafts_taken": sum(self._num_taken.values()),
-            **{f"num_drafts_{source.label}": count for source, count in self._num_proposed.items()},
-            **{f"num_drafts_taken_{source.label}": count for source, count in self._num_taken.items()},
+            "num_drafts": sum(proposed.values()),
+            "num_drafts_taken": sum(taken.values()),
+            **{f"num_drafts_{source.label}": proposed.get(source.label, 0) for source in Source},
+            **{f"num_drafts_taken_{source.label}": taken.get(source.label, 0) for source in Source},
             "num_gate_open": self._gate.num_open,
             "num_gate_shut": self._gate.num_shut,
         }

@@ -12,7 +12,8 @@ import pytest
 from jsg.cache.node import Node
 from jsg.engine.core import EngineCore
 from jsg.engine.drafter import Drafter
-from jsg.sched.drafts.estimates import Source, kind_of
+from jsg.sched.drafts.estimates import kind_of
+from jsg.step_reports import Source
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.engine.small import DETERMINISTIC, SMALL_POOL, VOCAB
@@ -102,6 +103,19 @@ def test_nothing_is_proposed_that_is_no_token_or_comes_after_an_end(core: Engine
     while core.has_work:
         core.step()
     assert not drafter._outlooks
+
+
+def test_a_request_that_asks_is_told_of_its_drafts(core: EngineCore):
+    """With the last output only; the counts of all are in `stats`."""
+    small.run(core, [(0, asked("first", *range(3, 20)))])
+    core.add(asked("again", *range(3, 20), return_drafts=True))
+    before, outputs = core.stats(), []
+    while core.has_work:
+        outputs += core.step()
+    taken = core.stats()["num_drafts_taken_tree"] - before["num_drafts_taken_tree"]
+    assert all(output.drafts is None for output in outputs[:-1])
+    assert outputs[-1].drafts is not None and outputs[-1].drafts.taken == {"tree": taken}
+    assert taken == outputs[-1].drafts.proposed["tree"] == LONG - len(outputs)
 
 
 # What they do not change.

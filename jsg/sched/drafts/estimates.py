@@ -1,36 +1,9 @@
 """How often tokens of each source are right: running estimates, of a request and of its namespace."""
 
-import enum
 from typing import Self, final
 
 from jsg.sched.drafts.sources import LONGEST
-
-
-class Source(enum.IntEnum):
-    """Where a proposed token comes from, in the order in which sources are asked."""
-
-    FORCED = 0
-    TREE = 1
-    TEXT = 2
-    PAST = 3
-
-    @property
-    def label(self) -> str:
-        """Its name in metrics."""
-        return self.name.lower()
-
-    @property
-    def text(self) -> str:
-        """What tokens of it are, as a clause for people."""
-        return _TEXTS[self]
-
-
-_TEXTS = {
-    Source.FORCED: "that a grammar forced",
-    Source.TREE: "that follow the same text in the radix tree",
-    Source.TEXT: "that were copied from prompt or output of the same request",
-    Source.PAST: "that were copied from past outputs of the namespace",
-}
+from jsg.step_reports import Source
 
 CLASSES = LONGEST.bit_length() + 1
 """Tokens are counted by source, and by how many tokens before them are equal: 0, 1, 2 to 3, 4 to 7, 8 to 15, more."""
