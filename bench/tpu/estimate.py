@@ -5,7 +5,6 @@ and as often that difference as there are more layers. All layers must be alike.
 """
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,21 +20,18 @@ from bench.shapes import LLAMA_8B
 from bench.tpu import compiling
 from bench.tpu.chips import CHIPS, LARGER
 from bench.tpu.compiling import Compiled, Task
-from bench.tpu.program import Loop, Operation, operations, seconds
+from bench.tpu.program import Kernel, Operation, operations, seconds
 from jsg.engine.selfcheck import Cost, step_cost
 from jsg.engine.shapes import ACCELERATOR_CHUNK
-from jsg.kernels_pallas import tpu
+from jsg.kernels_pallas import tpu, tpu_write, vmem_rotate
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.loading import abstract_model
 from jsg.models.spec import ModelSpec
-from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {"Llama-3-8B": LLAMA_8B, "Qwen3-8B": QWEN3_8B, "Llama-3-70B": LLAMA_70B, "Qwen3-30B-A3B": QWEN3_30B_A3B}
 ITEM_BYTES = jnp.bfloat16.dtype.itemsize
 PROMPT_TOKENS = 2048
 """The new tokens of a step with prompts. The engine's largest step has 8192, which takes minutes to compile."""
-MAX_RUNNING = 256
-"""Requests in a step, by which its shape has rows of logits."""
 MEMORY_SHARE = 0.85
 """The default of `--mem-fraction-static`."""
 
@@ -76,7 +72,7 @@ class Estimate:
     def step(self, load: Load) -> Mapping[str, float]:
         """The seconds of a decode step by kinds of operations, with the greedy choice of tokens."""
         found = Counter(self._all_layers(("decode", load.rows), _singles(load)))
-        found.update(self._seconds(("sample", load.rows), 1, Tiles(1, 0, ())))
+        found.update(self._seconds(("sample", load.rows), 1, Tiles(1, ())))
         return found
 
     def prefill(self, load: Load) -> Mapping[str, float]:
@@ -112,14 +108,10 @@ class Estimate:
         compiled = self._programs[program, layers]
         token_bytes = self.config.kv_bytes_per_token(ITEM_BYTES) / len(self.config.layers) / self.num_devices
 
-        def kernel(operation: Operation) -> tuple[float, float]:
-            found, named = compiled.kernels[operation.name], re.match(r"attention_of_(\d+)", operation.name)
-            if named is None:
-                raise NotImplementedError(f"nobody has said how often the loops of {operation.name} run: {found}")
-            mine = tiles if int(named[1]) == tiles.size else Tiles(int(named[1]), MAX_RUNNING, ())  # none is real
-            pages, page_bytes = mine.num_pages(compiled.page_size), compiled.page_size * token_bytes
-            cycles = mine.bundles(found, compiled.page_size)
-            return cycles / self.chip.clock_hz, pages * page_bytes + operation.hbm_bytes
+        def kernel(operation: Operation) -> tuple[str, float, float]:
+            found = self._programs[program, 1].kernels[operation.of]
+            kind, cycles, slots = tiles.cost(operation.of, found, compiled.page_size)
+            return kind, cycles / self.chip.clock_hz, slots * token_bytes + operation.hbm_bytes
 
         return seconds(operations(compiled.hlo), self.chip, self.num_devices, kernel)
 
@@ -129,44 +121,58 @@ class Tiles(NamedTuple):
 
     Attributes:
         size: The most tokens of one.
-        most: How many there can be in this shape of step.
         keys: Of each real one, how many keys its last token sees.
     """
 
     size: int
-    most: int
     keys: tuple[int, ...]
 
-    def num_pages(self, page_size: int) -> int:
-        """The pages that are copied for all of them."""
-        return sum(-(-keys // page_size) for keys in self.keys)
+    def cost(self, name: str, kernel: Kernel, page_size: int) -> tuple[str, float, float]:
+        """What a kernel counts as, its bundles, and the slots of the pool that it reads and writes.
 
-    def bundles(self, loops: Sequence[Loop], page_size: int) -> float:
-        """The bundles of `jsg.kernels_pallas.tpu` for them.
-
-        The loops inside each other are those of programs, of the tiles of a program, of blocks of keys, and in each
-        block those that begin and await the copies of its pages.
+        Of a kernel that is not named here each program runs all of its code once.
         """
-        program, tile, block = (max(each.bundles for each in loops if each.depth == depth) for depth in (1, 2, 3))
-        page = sum(each.bundles for each in loops if each.depth == 4)
-        programs = -(-self.most // max(1, tpu.SUBLANES // self.size))
-        blocks = sum(-(-keys // tpu.KEY_BLOCK) for keys in self.keys)
-        inside = (block - page) * blocks + page * self.num_pages(page_size)
-        return programs * (program - tile) + len(self.keys) * (tile - block) + inside
+        if name.startswith("attention_of_"):
+            return "attention", *self._attention(int(name.rpartition("_")[2]), kernel, page_size)
+        if name == "write_by_head":
+            # Neighbours of a prompt are written together.
+            run, size = kernel.bundles(-1), tpu_write.granule(jnp.bfloat16)
+            runs = len(self.keys) * -(-self.size // size)
+            return "kernel", runs * run + kernel.programs * (kernel.bundles(-2) - run), 2 * runs * size
+        if name == "rotated_kernel":
+            turns = len(self.keys) * self.size / vmem_rotate.AT_ONCE
+            inner, outer = kernel.bundles(-1), kernel.bundles(-2)
+            return "kernel", kernel.programs * (outer - inner) + turns * inner, 0
+        if kernel.deepest > 1:
+            raise NotImplementedError(f"nobody has said how often the loops of {name} run: {kernel}")
+        return "kernel", kernel.programs * kernel.bundles(-1), 0
+
+    def _attention(self, size: int, kernel: Kernel, page_size: int) -> tuple[float, float]:
+        """Loops inside each other are those of programs, of the tiles of one, of blocks of keys, and of pages.
+
+        The copies of the pages of a block that is not whole are begun in one loop of the last kind and awaited in
+        another. Code for those of a whole block counts for each block.
+        """
+        program, tile, block = (kernel.bundles(depth) for depth in (-4, -3, -2))
+        page = sum(each.bundles for each in kernel.loops if each.depth == kernel.deepest)
+        keys = self.keys if size == self.size else ()  # the others have no real tile in this step
+        blocks, pages = (sum(-(-each // every) for each in keys) for every in (tpu.KEY_BLOCK, page_size))
+        apart = sum(-(-each // page_size) % (tpu.KEY_BLOCK // page_size) for each in keys)
+        cycles = kernel.programs * (program - tile) + len(keys) * (tile - block)
+        return cycles + blocks * (block - page) + apart * page, pages * page_size
 
 
 def _singles(load: Load) -> Tiles:
     """One new token of each request, all at other places of their answers."""
     step = load.answer / load.rows
-    return Tiles(1, load.rows, tuple(load.prompt + 1 + int(step * index) for index in range(load.rows)))
+    return Tiles(1, tuple(load.prompt + 1 + int(step * index) for index in range(load.rows)))
 
 
 def _tiles(length: int) -> Tiles:
     """Whole prompts of this length."""
-    most = BucketKey(Phase.EXTEND, PROMPT_TOKENS, MAX_RUNNING).num_tiles
     of_prompt = range(QUERY_TILE, length + QUERY_TILE, QUERY_TILE)
     keys = [min(end, length) for end in of_prompt] * (PROMPT_TOKENS // length)
-    return Tiles(QUERY_TILE, most, tuple(keys))
+    return Tiles(QUERY_TILE, tuple(keys))
 
 
 def _rate(load: Load, step: float, prefill_of_token: float) -> float:

@@ -25,6 +25,8 @@ ROW_CYCLES = 30
 """Of one row that a gather or a scatter moves, which has no estimate either: bundles of a row in the code of both."""
 MEMORY_SHARE = 0.86
 """What memory gives of its published rate: the most that an attention kernel reached on a v7x (arXiv 2604.15464)."""
+POOL_AXES = 5
+"""Of a layer's keys and values. No other array of a program has as many."""
 STACKED = re.compile(r"\s*0x([0-9a-f]+)\s+(LB|LH|LE|PB|PF)?\s*:\s*(>*)")
 """A bundle's address, what begins there (LB: the body of a loop, PF: what comes after it), and its depth in loops."""
 
@@ -38,16 +40,32 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel of Pallas: the number of its programs, and its loops, the whole of it first, at depth 0."""
+
+    programs: int
+    loops: tuple[Loop, ...]
+
+    @property
+    def deepest(self) -> int:
+        """In how many loops the innermost are."""
+        return max(each.depth for each in self.loops)
+
+    def bundles(self, depth: int) -> int:
+        """Those of the largest loop at a depth that counts from the deepest, which is -1."""
+        return max(each.bundles for each in self.loops if each.depth == self.deepest + 1 + depth)
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One operation of a program.
 
     Attributes:
-        kind: "product", "elementwise", "attention", "kernel" (any other of Pallas), "exchange", "copy", "wait" or
-            "loop".
+        kind: "product", "elementwise", "kernel" (of Pallas), "exchange", "copy", "wait" or "loop".
         cycles: Of the core.
         hbm_bytes: What it reads from HBM and writes there, itself or by the copy that it begins. Of an exchange, the
             bytes of the whole result.
-        of: The copy whose end a "wait" awaits, or what an "exchange" is.
+        of: The copy whose end a "wait" awaits, the name of a "kernel", or what an "exchange" is.
         body: What a "loop" repeats, as often as its trips say.
     """
 
@@ -103,10 +121,10 @@ def _operations_of(computation: str, lines: Mapping[str, Sequence[str]]) -> list
             results = [operands[0][int(index[1])]]
         known[name] = results
         if operation == "while":
-            body, trips = re.search(r"body=%([^\s,]+)", rest), re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
-            assert body is not None and trips is not None, f"{name} does not say how often it runs"
-            inside = _operations_of(body[1], lines)
-            found.append(Operation(name, "loop", body=tuple(inside) * int(trips[1])))
+            called = re.search(r"condition=%([^\s,]+), body=%([^\s,]+)", rest)
+            assert called is not None, "XLA names both"
+            [trips] = re.findall(r" constant\((\d+)\)", "".join(lines[called[1]]))  # it counts up to this number
+            found.append(Operation(name, "loop", body=tuple(_operations_of(called[2], lines)) * int(trips)))
         elif not FREE.fullmatch(operation):
             found.append(_operation(name, operation, [*itertools.chain(*operands)], results, rest))
     return [each for each in found if each is not None]
@@ -124,9 +142,10 @@ def _operation(name: str, operation: str, operands: list[_Array], results: list[
         size = max(each.num_bytes for each in results)
         return Operation(name, "exchange", hbm_bytes=size, of=operation.removesuffix("-start"))
     if operation == "custom-call":
-        kind = "attention" if "attention" in name else "kernel"
-        written = sum(each.num_bytes for each in results if not each.is_in_vmem and each not in operands)
-        return Operation(name, kind, hbm_bytes=written) if "tpu_custom_call" in rest else None
+        # How much of a pool a kernel reads or writes is not in the program.
+        moved = [each for each in (*operands, *results) if not each.is_in_vmem and len(each.shape) < POOL_AXES]
+        size = sum(each.num_bytes for each in moved)
+        return Operation(name, "kernel", hbm_bytes=size, of=name.partition(".")[0]) if "tpu_custom" in rest else None
     if not estimate and all(each.shape == () for each in results):
         return None  # a number, in scalar memory
     if "kind=kCustom" in rest:  # a gather, or a scatter in place
@@ -138,7 +157,7 @@ def _operation(name: str, operation: str, operands: list[_Array], results: list[
 
 
 def seconds(
-    program: Sequence[Operation], chip: Chip, num_devices: int, kernel: Callable[[Operation], tuple[float, float]]
+    program: Sequence[Operation], chip: Chip, num_devices: int, kernel: Callable[[Operation], tuple[str, float, float]]
 ) -> Mapping[str, float]:
     """The time of a program by kinds of operations, if core and memory work side by side as its schedule allows.
 
@@ -149,31 +168,31 @@ def seconds(
         program: Its operations.
         chip: What runs it.
         num_devices: How many devices exchange.
-        kernel: The seconds of the core, and the bytes of HBM, of a Pallas kernel.
+        kernel: What a kernel counts as, its seconds of the core, and its bytes of HBM.
     """
     found: dict[str, float] = defaultdict(float)
     core, memory, ends = 0.0, 0.0, dict[str, float]()
     for each in itertools.chain(*(each.body or [each] for each in program)):
-        before = core
+        before, kind = core, each.kind
         busy, num_bytes = each.cycles / chip.clock_hz, float(each.hbm_bytes)
         if each.kind == "exchange":
             busy, num_bytes = exchange_seconds(chip, each.of, each.hbm_bytes, num_devices), 0.0
-        elif each.kind in ("attention", "kernel"):
-            busy, num_bytes = kernel(each)
+        elif each.kind == "kernel":
+            kind, busy, num_bytes = kernel(each)
         if num_bytes:
             memory = max(memory, core) + num_bytes / (MEMORY_SHARE * chip.bytes_per_s)
         if each.kind == "copy":
             ends[each.name] = memory
         else:
             core = max(core + busy, memory if num_bytes else 0.0, ends.get(each.of, 0.0))
-        found[each.kind] += core - before
+        found[kind] += core - before
     return found
 
 
 def loops(bundles: str) -> list[Loop]:
-    """The loops of a kernel, in the order of their code, from its final bundles."""
+    """The loops of a kernel from its final bundles: all of it, and the others in the order of their code."""
     rows = [match.groups() for line in bundles.splitlines() if (match := STACKED.match(line))]
-    found = []
+    found = [Loop(0, int(rows[-1][0], 16) + 1)]
     for index, (address, kind, nest) in enumerate(rows):
         if kind == "LB":
             after = (int(a, 16) for a, k, n in rows[index + 1 :] if k == "PF" and 0 < len(n) < len(nest))
