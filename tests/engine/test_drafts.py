@@ -123,16 +123,7 @@ def test_a_request_that_asks_is_told_of_its_drafts(core: EngineCore):
 
 @pytest.fixture
 def noisy(monkeypatch: pytest.MonkeyPatch, alone) -> None:
-    """Drafts are the right tokens with wrong ones between them."""
-    numbers = np.random.default_rng(0)
-
-    def search(self: Drafter, running, outlook, forced):
-        whole = running.tokens[running.num_prompt : running.num_known]
-        right = alone(running.request).token_ids[len(whole) + len(forced) :][:10]
-        tokens = [token if numbers.random() < 0.8 else int(numbers.integers(2, VOCAB)) for token in right]
-        return tokens, [kind_of(Source.TEXT, 16)] * len(tokens)
-
-    monkeypatch.setattr(Drafter, "_search", search)
+    monkeypatch.setattr(Drafter, "_search", small.mixed_drafts(lambda request: alone(request).token_ids))
 
 
 def paths(node: Node, before: list[int]) -> Iterator[list[int]]:
