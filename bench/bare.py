@@ -1,5 +1,6 @@
 """The two programs of a step, forward and sample, called as the engine calls them but outside of it."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -12,6 +13,7 @@ from jsg.cache.pool import KVPool, make_pool
 from jsg.engine.device import step
 from jsg.engine.device.executables import COMPILER_OPTIONS, Executables
 from jsg.engine.device.programs import GREEDY
+from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.models.loading import load_model
 from jsg.models.model import Model
@@ -198,6 +200,8 @@ def _deal_pages(num_pages: int, max_rows: int, columns: int, *, is_shuffled: boo
 
 def _random_pool(config: ModelSpec, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike) -> KVPool:
     """A pool full of random keys and values, as after use. A processor might treat zeros specially."""
-    pool = make_pool(config.kv_shapes[:1], num_pages, page_size, dtype)
-    fill = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), pool.layers[0][0].shape, dtype))
-    return KVPool(tuple((fill(2 * layer), fill(2 * layer + 1)) for layer in range(config.num_layers)))
+    is_by_head = ops.is_pool_by_head(jax.default_backend())
+    [layer] = make_pool(config.kv_shapes[:1], num_pages, page_size, dtype, is_by_head=is_by_head).layers
+    fill = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), layer[0].shape, dtype))
+    seeds = range(config.num_layers * len(layer))
+    return KVPool(tuple(tuple(map(fill, each)) for each in itertools.batched(seeds, len(layer))))

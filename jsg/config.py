@@ -167,7 +167,7 @@ class EngineConfig:
     )
     page_size: Annotated[int, (1, 1024)] | None = _knob(
         None,
-        "The tokens in a page of the KV pool. Requests share whole pages of a prefix. Default: 1; 64 or more on a TPU.",
+        "The tokens in a page of the KV pool. Requests share whole pages of a prefix. Default: 1; 64 on a TPU.",
     )
     jump_forward: str = _knob(
         "draft",
@@ -178,8 +178,10 @@ class EngineConfig:
     speculative: str = _knob(
         "auto",
         "Where drafts come from, unless a request says otherwise: 'auto' also copies what prompt, prefix and namespace "
-        "had before where that gains time, 'off' leaves it at what a grammar forces. Drafts change no answer.",
-        ("auto", "off"),
+        "had before, where that saves time; 'off' leaves it at what a grammar forces. Drafts change no answer. What "
+        "SGLang and vLLM call such drafts means 'auto', also as the method in vLLM's JSON.",
+        ("auto", "off", "ngram", "NGRAM", "suffix"),
+        aliases=("speculative_algorithm", "speculative_config"),
     )
     disable_radix_cache: bool = _knob(False, "Turns off the cache of prefixes, so that requests share no prefix.")
     disable_overlap_schedule: bool = _knob(

@@ -1,7 +1,9 @@
 """Options that are not on the command line: the file of `--config`, files of keys, and keys in the environment."""
 
+import argparse
 import dataclasses
 import difflib
+import json
 import os
 import re
 import stat
@@ -27,6 +29,14 @@ KINDS = {
     tuple: "a text or a list of texts",
 }
 MAX_SHOWN = 80
+DECIDED_BY_THE_GATE = frozenset(
+    {"num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"}
+    | {
+        f"suffix_decoding_{name}"
+        for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
+    }
+)
+"""What vLLM lets its user choose of drafts without a model."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +120,27 @@ def environment_keys(environment: Mapping[str, str]) -> dict[str, str]:
                 f"{variable} must have a key for {option(name)}, but it is empty; give it one or unset it"
             )
     return {name: environment[variable] for name, variable in KEY_VARIABLES.items() if variable in environment}
+
+
+def speculative_method(text: str) -> str:
+    """The value of `--speculative` that a JSON object of vLLM's `--speculative-config` means; else the text itself.
+
+    How many tokens are proposed is decided by what they are worth, so that vLLM's numbers for it have no effect.
+
+    Raises:
+        argparse.ArgumentTypeError: It is no such object, or has fields for a model of its own.
+    """
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object, but {error}; or say auto") from None
+    method, others = fields.pop("method", None), fields.keys() - DECIDED_BY_THE_GATE
+    if others or method is None:
+        has = f"has {', '.join(sorted(others))}" if others else "has none"
+        raise argparse.ArgumentTypeError(f"must name a method without a model of its own, but {has}; or say auto")
+    return str(method)
 
 
 def near_options(name: str, known: Collection[str]) -> str:

@@ -19,6 +19,7 @@ from jsg.errors import FieldName, GrammarError, JsgError, RequestError, is_int, 
 from jsg.media import MediaInput
 from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, Speculative, TokenIds, with_fields
 from jsg.prompt_ids import PromptIds
+from jsg.step_reports import ConstraintReport, DraftReport
 from jsg.token_scores import TokenLogprob, TokenScores
 from jsg.waits import Waited, sum_of
 
@@ -138,9 +139,9 @@ class SamplingParams:
             output is complete.
         jump_forward: What to do where the grammar allows only one text: "draft" proposes its tokens and lets the model
             verify them, "retokenize" appends them, "off" generates them one by one. None is the engine's default.
-        speculative: Whether drafts are copied from what prompt, prefix and namespace had before: "auto" where it saves
-            time, or "off". None is the engine's default.
+        speculative: Whether drafts are copied from earlier text: "auto" or "off". None is the engine's default.
         return_constraint: Report in `RequestOutput.constraint` what the grammar did.
+        return_drafts: Report in `RequestOutput.drafts` how many draft tokens there were.
     """
 
     max_new_tokens: int = 128
@@ -165,6 +166,7 @@ class SamplingParams:
     jump_forward: JumpForward | None = None
     speculative: Speculative | None = None
     return_constraint: bool = False
+    return_drafts: bool = False
 
     def __post_init__(self) -> None:
         for name, parameter in _SAMPLING.items():
@@ -473,31 +475,6 @@ class FinishReason:
         return GrammarError(message, field=field) if self.blames_grammar else JsgError(message)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ConstraintReport:
-    """What a grammar did to the tokens of one output.
-
-    Attributes:
-        is_forced: For each token, whether jump-forward proposed it.
-        kept_mass: For each token, the probability in [0, 1] that the model gave to all tokens that the grammar allowed
-            there, before temperature, penalties and bias.
-        is_complete: Whether the whole output so far matches the grammar.
-    """
-
-    is_forced: tuple[bool, ...]
-    kept_mass: tuple[float, ...]
-    is_complete: bool
-
-    @staticmethod
-    def join(reports: "Sequence[ConstraintReport]") -> "ConstraintReport":
-        """One report of several that follow one another."""
-        return ConstraintReport(
-            is_forced=tuple(itertools.chain.from_iterable(report.is_forced for report in reports)),
-            kept_mass=tuple(itertools.chain.from_iterable(report.kept_mass for report in reports)),
-            is_complete=reports[-1].is_complete,
-        )
-
-
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RequestOutput:
     """What one step added to one request. A frozen class would be four times as slow to build.
@@ -514,6 +491,7 @@ class RequestOutput:
         waited: For how long the request has waited for what, if it has waited since the last output.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
+        drafts: Set in the last output only, if the request asked for it.
         passed_ids: Set in the last output only: the tokens of the outputs that a hub has passed on to a worker unread.
         vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token after
             the final norm, in float32. The output token beside it means nothing.
@@ -530,6 +508,7 @@ class RequestOutput:
     waited: Waited | None = None
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None
+    drafts: DraftReport | None = None
     vector: bytes | None = None
     passed_ids: tuple[int, ...] = ()
 
@@ -549,6 +528,7 @@ class RequestOutput:
             waited=sum_of(output.waited for output in outputs),
             cache_report=next((o.cache_report for o in outputs if o.cache_report is not None), None),
             constraint=ConstraintReport.join(reports) if reports else None,
+            drafts=outputs[-1].drafts,
             vector=next((o.vector for o in outputs if o.vector is not None), None),
         )
 

@@ -54,6 +54,32 @@ class TestOptions:
         )
         assert cli._given(options, ServerConfig) == {"port": 0}
 
+    @pytest.mark.parametrize(
+        ("name", "value", "meant"),
+        [
+            ("--speculative", "off", "off"),
+            ("--speculative-algorithm", "NGRAM", "NGRAM"),
+            ("--speculative-config", '{"method": "suffix", "num_speculative_tokens": 9}', "suffix"),
+        ],
+    )
+    def test_drafts_have_the_names_of_other_servers_too(self, name: str, value: str, meant: str):
+        assert cli._engine_config(parse("serve", name, value)).speculative == meant
+
+    @pytest.mark.parametrize(
+        ("value", "said"),
+        [
+            ("EAGLE3", "invalid choice: 'EAGLE3'"),
+            ('{"method": "eagle"}', "invalid choice: 'eagle'"),
+            ('{"method": "ngram", "model": "some/model"}', "without a model of its own, but has model"),
+            ("{}", "must name a method"),
+            ('{"method":', "must be a JSON object"),
+        ],
+    )
+    def test_drafts_of_another_model_are_refused(self, value: str, said: str, capsys: pytest.CaptureFixture[str]):
+        with pytest.raises(SystemExit):
+            parse("serve", "--speculative-config", value)
+        assert said in capsys.readouterr().err
+
     def test_what_may_be_several_is_repeated(self):
         keys = ("--api-key", "one", "--api-key", "two", "--cors-allow-origin", "https://a.example.com")
         given = cli._given(parse("serve", *keys), ServerConfig)

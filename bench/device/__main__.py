@@ -1,4 +1,4 @@
-"""The first hour on a device, in one command: `python -m bench.device`, or `make gpu-hour`.
+"""The first hour on a device, in one command: `python -m bench.device`, or `make gpu-hour` and `make tpu-hour`.
 
 It checks the kernels and measures step, engine, start and server, with PyTorch and vLLM beside them where they are
 installed. Results lie in a folder, with a report that says what to do next. The same command goes on where it stopped:
@@ -16,7 +16,9 @@ soon as it is known. When time runs out, the last parts are left out, and the re
 import argparse
 import datetime
 import hashlib
+import importlib.metadata
 import importlib.util
+import os
 import re
 import signal
 import subprocess
@@ -32,6 +34,7 @@ from bench.device.catalogue import PARTS
 from bench.device.coordinator import Coordinator
 from bench.device.plan import PLANS, Plan
 from bench.device.results import Folder, OtherRunError, figures_of, write_json, write_text
+from jsg.engine.tpu_chips import chip_devices
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem")
 FIXED = ("device", "plan")
@@ -44,12 +47,14 @@ def main(arguments: Sequence[str]) -> None:
     options = _options(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # both then end a part in order
     gpu = describe_gpu()
-    plan = PLANS[options.plan or ("8b" if gpu else "100m")]
+    tpu = None if gpu else describe_tpu()
+    plan = PLANS[options.plan or ("8b" if gpu else "8b-tpu" if tpu else "100m")]
     head = reporting.describe_run("bench.device", arguments) | {"nvidia": gpu or "no nvidia-smi", "plan": plan.name}
+    head |= {"tpu": tpu} if tpu else {}
     head["commit"] = options.commit or head["commit"]
-    path = options.folder or _default_folder(gpu)
+    path = options.folder or _default_folder(gpu or tpu)
     try:
-        folder = Folder(path, conditions(gpu, plan, head), FIXED)
+        folder = Folder(path, conditions(gpu or tpu, plan, head), FIXED)
     except OtherRunError as error:
         raise SystemExit(str(error)) from None
     print(*(f"{name}: {value}" for name, value in head.items()), f"folder: {path}", sep="\n", flush=True)
@@ -77,11 +82,11 @@ def main(arguments: Sequence[str]) -> None:
     raise SystemExit(min(num_failed, 1))
 
 
-def conditions(gpu: Mapping[str, str] | None, plan: Plan, head: Mapping[str, Any]) -> dict[str, str]:
+def conditions(card: Mapping[str, str] | None, plan: Plan, head: Mapping[str, Any]) -> dict[str, str]:
     """What figures depend on. A part that was measured under other ones runs again."""
     versions = {name: head["versions"].get(name, "missing") for name in ("jax", "jaxlib")}
-    device = gpu["name"] if gpu else head["cpu"]
-    driver = gpu["driver_version"] if gpu else "none"
+    device = card["name"] if card else head["cpu"]
+    driver = card["driver_version"] if card else "none"
     return {"device": device, "plan": plan.name, "code": code(), "driver": driver, **versions}
 
 
@@ -107,6 +112,19 @@ def describe_gpu() -> dict[str, str] | None:
         return dict(zip(names, values, strict=True))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return None
+
+
+def describe_tpu() -> dict[str, str] | None:
+    """The TPU chips of this machine, whose kind the part `rates` says, and libtpu in place of a driver; None for none.
+
+    This process does not open them, because one process at a time can.
+    """
+    if not (chips := chip_devices()):
+        return None
+    kind = os.environ.get("TPU_ACCELERATOR_TYPE", "")  # set where Google's images run
+    found = importlib.util.find_spec("libtpu")
+    version = importlib.metadata.version("libtpu") if found else "no libtpu"
+    return {"name": f"TPU {kind} ({len(chips)} chips)".replace("  ", " "), "driver_version": version}
 
 
 def write_results(coordinator: Coordinator, head: Mapping[str, Any]) -> None:
@@ -152,11 +170,12 @@ def _show(coordinator: Coordinator) -> None:
     print(f"\n{coordinator.folder.path / 'report.md'}")
 
 
-def _default_folder(gpu: Mapping[str, str] | None) -> Path:
+def _default_folder(card: Mapping[str, str] | None) -> Path:
     """bench/results/DEVICE-DATE of today; of yesterday if there is one, because a run may go on after midnight."""
     today = datetime.datetime.now(datetime.UTC).date()
-    slug = re.sub(r"[^a-z0-9]+", "-", gpu["name"].lower()).strip("-") if gpu else "cpu"
-    folders = [reporting.ROOT / "bench/results" / f"gpu-hour-{slug}-{day}" for day in (today, today - ONE_DAY)]
+    slug = re.sub(r"[^a-z0-9]+", "-", card["name"].lower()).strip("-") if card else "cpu"
+    name = slug.replace("tpu", "tpu-hour", 1) if slug.startswith("tpu") else f"gpu-hour-{slug}"
+    folders = [reporting.ROOT / "bench/results" / f"{name}-{day}" for day in (today, today - ONE_DAY)]
     return next((folder for folder in folders if folder.exists()), folders[0])
 
 
@@ -173,10 +192,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="time after which this call has ended; default 60")
     parser.add_argument(
-        "--folder", type=Path, help="folder of the results; default: bench/results/gpu-hour-<device>-<date>"
+        "--folder",
+        type=Path,
+        help="folder of the results; default: bench/results/gpu-hour-<device>-<date>, or tpu-hour",
     )
     parser.add_argument(
-        "--plan", choices=sorted(PLANS), help="what to measure; default: 8b if nvidia-smi finds a GPU, else 100m"
+        "--plan",
+        choices=sorted(PLANS),
+        help="what to measure; default: 8b if nvidia-smi finds a GPU, 8b-tpu if there is a TPU, else 100m",
     )
     parser.add_argument(
         "--only", type=_part_names, default=list(PARTS), help="the parts to run, separated by commas; rates always runs"

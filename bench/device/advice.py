@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.device.catalogue import PARTS, Entry
-from bench.device.failures import Failure, Kind
+from bench.device.failures import GONE, Failure, Kind
 from bench.device.results import Record, figures_of
 from bench.device.summary import Figures, targets
 from bench.report import Figure
@@ -22,6 +22,35 @@ SPREAD = 1.2
 """How many times the best sample of a rate may be the median before the device is not a quiet one."""
 MOST_NAMED = 4
 COMMAND = "python -m bench.device"
+OF_GPU = {
+    "device": f"install JAX for CUDA ({install_command('cuda')}) into the environment of this interpreter, look "
+    "whether nvidia-smi shows a driver of 580 or newer, and run the same command again",
+    "messages": "docs/nvidia.md, 'When something is wrong', has the messages",
+    "compile": "if it needs too much shared memory, lower block_k or num_stages of its kernel in {sizes}",
+    "wrong": "find the smallest case that is wrong with make test-gpu, and compare it with "
+    "implementation='reference'; try other sizes of its blocks in {sizes}",
+    "crash": "repeat it under compute-sanitizer ({again}), with CUDA_LAUNCH_BLOCKING=1 so that the error names the "
+    "kernel",
+    "hang": "TF_CPP_VMODULE=command_buffer_thunk=3,gpu_executable=3 CUDA_LAUNCH_BLOCKING=1 ",
+    "memory": "see with nvidia-smi whether another process holds memory",
+    "quiet": "see with nvidia-smi -q -d PERFORMANCE,CLOCK whether the card is throttled, and whether anything else "
+    "runs on it",
+    "page": "docs/nvidia.md",
+}
+"""What to do on a GPU, where it differs by platform."""
+OF_TPU = OF_GPU | {
+    "device": f"install JAX for TPUs ({install_command('tpu')}) into the environment of this interpreter, unset "
+    "JAX_PLATFORMS, and run the same command again",
+    "messages": "docs/tpu.md says what a start needs",
+    "compile": "if it needs too much vector memory, lower the block sizes of its kernel in jsg/kernels_pallas",
+    "wrong": "compare the smallest case that is wrong with implementation='reference', and with the kernel in Pallas' "
+    "interpret mode on a CPU; try other block sizes",
+    "crash": "repeat it alone ({again})",
+    "hang": "",
+    "memory": "see whether another process has the chips",
+    "quiet": "see whether anything else runs on the machine",
+    "page": "docs/tpu.md",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +84,10 @@ class Run:
     card: str
     parts: Mapping[str, Entry] = dataclasses.field(default_factory=lambda: PARTS)
 
+    def do(self, what: str, **fields: str) -> str:
+        """What to do on this platform."""
+        return (OF_TPU if self.card.startswith("TPU") else OF_GPU)[what].format(**fields)
+
     def header(self, field: str, default: str) -> str:
         """A field that some part has sent for the head of the report."""
         return str(next((each.header[field] for each in self.records.values() if field in each.header), default))
@@ -84,7 +117,7 @@ def advise(run: Run) -> list[Advice]:
         found += rule(run, figures)
     found += _missing(run)
     has_all = all(record.is_done for record in run.records.values()) and not any(map(_waits, run.omitted.values()))
-    return [*found, *([_finished()] if has_all else [])]
+    return [*found, *([_finished(run)] if has_all else [])]
 
 
 def distrusted(run: Run) -> dict[str, str]:
@@ -107,10 +140,9 @@ def _named(names: Sequence[str]) -> str:
 def _device(run: Run) -> Iterator[Advice]:
     if any("JAX found no other device" in reason for reason in run.omitted.values()):
         yield Advice(
-            "JAX runs on the CPU, though a GPU was expected",
-            f"install JAX for CUDA ({install_command('cuda')}) into the environment of this interpreter, look whether "
-            "nvidia-smi shows a driver of 580 or newer, and run the same command again",
-            "nothing was measured on the device; docs/nvidia.md, 'When something is wrong', has the messages",
+            f"JAX runs on the CPU, though {run.card} was expected",
+            run.do("device"),
+            f"nothing was measured on the device; {run.do('messages')}",
         )
 
 
@@ -124,7 +156,7 @@ def _compile(run: Run) -> Iterator[Advice]:
         rest = "the other parts were measured with the reference in its place, which is slow" if known else ""
         yield Advice(
             f"{subject} does not compile for the {run.card}: {_named([each.reason for each in failures])}",
-            f"if it needs too much shared memory, lower block_k or num_stages of its kernel in {run.block_sizes}; if a "
+            f"{run.do('compile', sizes=run.block_sizes)}; if a "
             "type is refused, let the operation raise NotImplementedError for it; then run the same command again, "
             "which repeats every part because the code has changed",
             rest or "figures that need it are missing",
@@ -151,8 +183,7 @@ def _wrong(run: Run) -> Iterator[Advice]:
         parts = [name for name in run.records if name != "correct" and op in run.parts[name].ops]
         yield Advice(
             f"{op} computes wrong numbers on the {run.card}: {_named(cases)}",
-            "find the smallest case that is wrong with make test-gpu, and compare it with implementation='reference'; "
-            f"try other sizes of its blocks in {run.block_sizes}",
+            run.do("wrong", sizes=run.block_sizes),
             f"do not trust the speeds of {', '.join(parts) or 'whatever uses it'}: a wrong kernel may be fast",
         )
     others = [failure.reason for _, failure in run.failures(Kind.WRONG) if not failure.op]
@@ -174,11 +205,16 @@ def _crash(run: Run) -> Iterator[Advice]:
                 "look in the kernel's log (dmesg) whether the machine ran out of memory, which is the usual cause",
                 "nothing in the part itself failed",
             )
+        elif re.search(GONE, reason, re.IGNORECASE):
+            yield Advice(
+                f"{name} lost the device: {reason}",
+                "look whether another process has it; else restart the machine; then run the same command again",
+                "a device that is gone answers no later part either; what was measured before is kept",
+            )
         else:
             yield Advice(
                 f"{name} crashed: {reason}",
-                f"read its last lines in run.log; repeat it under compute-sanitizer ({COMMAND} --only {name} --again "
-                f"{name}), with CUDA_LAUNCH_BLOCKING=1 so that the error names the kernel",
+                f"read its last lines in run.log; {run.do('crash', again=f'{COMMAND} --only {name} --again {name}')}",
                 "a kernel that reads or writes where it must not ends the process, and not always at its own launch",
             )
 
@@ -188,9 +224,8 @@ def _hang(run: Run) -> Iterator[Advice]:
         where = "run.log shows where each thread stood" if run.parts[name].run else "the worker writes no stacks"
         yield Advice(
             f"{name} hung: {failure.reason.removeprefix(f'{name}: ')}",
-            f"{where}; repeat it with TF_CPP_MIN_LOG_LEVEL=0 TF_CPP_VMODULE=command_buffer_thunk=3,gpu_executable=3 "
-            f"CUDA_LAUNCH_BLOCKING=1 {COMMAND} --only {name} --again {name}; if it is only slow, raise its limit_s in "
-            "bench/device/catalogue.py",
+            f"{where}; repeat it with TF_CPP_MIN_LOG_LEVEL=0 {run.do('hang')}{COMMAND} --only {name} --again {name}; "
+            "if it is only slow, raise its limit_s in bench/device/catalogue.py",
             f"it may hang, or take longer than its {run.parts[name].limit_s:g} s; what it sent before is kept",
         )
 
@@ -202,7 +237,7 @@ def _memory(run: Run) -> Iterator[Advice]:
         note = " (it ran by the reference, which needs more memory)" if run.records[name].by_reference else ""
         yield Advice(
             f"{name} ran out of memory{note}: {_named(reasons)}",
-            f"see with nvidia-smi whether another process holds memory; else lower {figures} of the plan in "
+            f"{run.do('memory')}; else lower {figures} of the plan in "
             "bench/device/plan.py, or its FIT_FRACTION, which gives the model fewer layers, and run the same command",
             "these figures of the plan decide how much memory the part needs",
         )
@@ -235,8 +270,7 @@ def _spread(run: Run, figures: Figures) -> Iterator[Advice]:
         if figure is not None and max(figure.samples) > SPREAD * figure.median:
             yield Advice(
                 f"{figure.name}: the best sample is {max(figure.samples) / figure.median:.2f} times the median",
-                "see with nvidia-smi -q -d PERFORMANCE,CLOCK whether the card is throttled, and whether anything else "
-                "runs on it; then repeat everything",
+                f"{run.do('quiet')}; then repeat everything",
                 "every floor follows from this rate, and a device that is not quiet has no sure figures",
             )
 
@@ -421,10 +455,10 @@ def _missing(run: Run) -> Iterator[Advice]:
             )
 
 
-def _finished() -> Advice:
+def _finished(run: Run) -> Advice:
     return Advice(
         "whatever ran came to its end without a failure",
-        "copy the figures to docs/performance.md and the card to docs/nvidia.md, and commit this folder; then run jsg "
-        "check MODEL with a real checkpoint, and set sizes that were only compiled by measuring them",
+        f"copy the figures to docs/performance.md and the device to {run.do('page')}, and commit this folder; then run "
+        "jsg check MODEL with a real checkpoint, and set sizes that were only compiled by measuring them",
         "random weights say nothing about answers",
     )

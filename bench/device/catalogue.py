@@ -30,6 +30,7 @@ class Entry:
         needs: Modules without which it is left out.
         install: How to get these.
         needs_gpu: Whether it is for NVIDIA GPUs only.
+        is_for_tpu: Whether it says anything about a TPU.
         xla_flags: Flags that are appended to XLA_FLAGS. The engine's own options override them.
         xla_options: Options in place of the engine's, for programs of an accelerator.
         has_engine_options: Whether the bare step is compiled with the engine's options or with XLA's defaults.
@@ -45,6 +46,7 @@ class Entry:
     needs: tuple[str, ...] = ()
     install: str = ""
     needs_gpu: bool = False
+    is_for_tpu: bool = True
     xla_flags: str = ""
     xla_options: Mapping[str, bool | int] = MappingProxyType({})
     has_engine_options: bool = True
@@ -77,6 +79,7 @@ def _compare(
         xla_flags=flags,
         xla_options=MappingProxyType(dict(options or {})),
         has_engine_options=has_engine_options,
+        is_for_tpu=False,
         after=None if about == BASE else "xla-engine",
     )
 
@@ -127,6 +130,13 @@ PARTS: Mapping[str, Entry] = {
         figures=LOADS,
         after="start-cold",
     ),
+    "chips": Entry(
+        "the engine on all devices of the host, by tensor parallelism",
+        240,
+        "bench.device.engine:measure_chips",
+        ops=STEP,
+        figures=LOADS,
+    ),
     "serving": _served("jsg serve over HTTP", 240, "bench.device.serving:jsg", ops=(*STEP, "kept_threshold")),
     "vllm": _served("vLLM over HTTP with the same loads", 420, "bench.device.serving:vllm", interpreter="vllm"),
     "tests": Entry(
@@ -172,6 +182,7 @@ PARTS: Mapping[str, Entry] = {
         "bench.device.kernels:prefill",
         ops=("paged_attention",),
         figures=("chunks", "cached"),
+        is_for_tpu=False,
     ),
     "experts": Entry(
         "choice and products of a layer with experts",

@@ -114,6 +114,8 @@ class Coordinator:
             return "the rates, which begin with finding the device, failed"
         if platform is not None and platform != "gpu" and entry.needs_gpu:
             return "it needs an NVIDIA GPU"
+        if platform == "tpu" and not entry.is_for_tpu:
+            return "it is about GPUs"
         if entry.after is not None:
             before = self.folder.records.get(entry.after)
             if before is None or before.call != self.folder.call or not before.is_done:

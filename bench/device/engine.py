@@ -45,6 +45,22 @@ def measure(part: Part) -> None:
     part.attempt("engine, agreement", functools.partial(_agreement, part, core))
 
 
+def measure_chips(part: Part) -> None:
+    """Measures decode steps and one request on all devices of the host; of simulated ones on two."""
+    count = jax.device_count() if part.plan.is_for_accelerators else 2
+    if count == 1:
+        part.left_out("the host has one device")
+        return
+    shapes.make_buckets = functools.partial(_few_buckets, part.plan)
+    Executables.compile_rest_in_background = lambda self: None
+    core = EngineCore(make_config(part, chunk=part.plan.chunk, cache="cache", tp_size=count))
+    _compile_what_is_measured(core)
+    for rows in part.plan.batches:
+        name = f"{count} devices, decode B={rows}"
+        part.attempt(name, functools.partial(_decode, part, core, name, rows, kind="chips", devices=count))
+    part.attempt(f"{count} devices, agreement", functools.partial(_agreement, part, core, kind="chips-agreement"))
+
+
 def measure_start(part: Part) -> None:
     """Starts an engine with default options and records the time of each stage: with an empty and with a full cache."""
     phases = _Phases(part.age_s)
@@ -104,7 +120,7 @@ class _Phases:
         return {name: round(value, 2) for name, value in self._seconds.items()}
 
 
-def make_config(part: Part, *, chunk: int | None, cache: str) -> EngineConfig:
+def make_config(part: Part, *, chunk: int | None, cache: str, tp_size: int = 1) -> EngineConfig:
     plan = part.plan
     return EngineConfig(
         model_path=str(part.model_directory()),
@@ -115,10 +131,11 @@ def make_config(part: Part, *, chunk: int | None, cache: str) -> EngineConfig:
         max_total_tokens=plan.engine_pool_tokens,
         chunked_prefill_size=chunk and max(chunk, plan.max_running),
         compilation_cache_dir=str(part.folder / cache),
+        tp_size=tp_size,
     )
 
 
-def _decode(part: Part, core: EngineCore, name: str, rows: int) -> None:
+def _decode(part: Part, core: EngineCore, name: str, rows: int, *, kind: str = "engine", **facts: Any) -> None:
     """Milliseconds of a decode step, as the mean of several, because steps overlap and cannot be timed one by one."""
     plan = part.plan
     core.flush_cache()
@@ -136,9 +153,9 @@ def _decode(part: Part, core: EngineCore, name: str, rows: int) -> None:
             samples.append((time.perf_counter() - begin) / plan.steps * 1e3)
     context = prompt_len + (num_generated + num_tokens / 2) / rows
     per_step = num_tokens / num_timed  # must be the number of rows, or something else was measured
-    facts = {"rows": rows, "context": context, "tokens_per_step": per_step}
+    facts |= {"rows": rows, "context": context, "tokens_per_step": per_step}
     facts["tokens_per_s"] = per_step / min(samples) * 1e3
-    part.add(f"{name} ctx {plan.context}", "ms", samples, kind="engine", **facts)
+    part.add(f"{name} ctx {plan.context}", "ms", samples, kind=kind, **facts)
 
 
 def _alone(part: Part, core: EngineCore) -> None:
@@ -190,7 +207,7 @@ def _add_load(part: Part, name: str, samples: list[float], load: Load, *, shares
     part.add(shown, "s", samples, kind="engine-load", **facts)
 
 
-def _agreement(part: Part, core: EngineCore) -> None:
+def _agreement(part: Part, core: EngineCore, *, kind: str = "agreement") -> None:
     """Records how often the same prompts have the same answers in one batch and one by one. In bfloat16 some differ."""
     load = Load(min(AGREEMENT_ROWS, part.plan.max_running), 0, 32, 16)
     prompts = _prompts(part, load, seed=0)
@@ -201,7 +218,7 @@ def _agreement(part: Part, core: EngineCore) -> None:
         [alone] = _run_all(core, [prompt], load.output_len).tokens.values()
         equal += sum(a == b for a, b in zip(together[str(index)], alone, strict=True))
     rate = equal / (load.num_requests * load.output_len)
-    part.add("greedy tokens equal in a batch and alone", "fraction", [rate], kind="agreement", answer=together["0"])
+    part.add("greedy tokens equal in a batch and alone", "fraction", [rate], kind=kind, answer=together["0"])
 
 
 @contextlib.contextmanager

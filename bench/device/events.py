@@ -73,6 +73,10 @@ class Part:
         """Seconds until no further measurement should begin."""
         return self._deadline - time.monotonic()
 
+    def left_out(self, reason: str) -> None:
+        """Sends why something that is no failure has no figure."""
+        self._write({"left_out": reason})
+
     def failed(self, name: str, error: Exception, op: str | None = None) -> None:
         """Sends the reason why something has no figure, and the operation that was tried alone, if one was."""
         traceback.print_exc()
@@ -85,7 +89,7 @@ class Part:
     def attempt(self, name: str, run: Callable[[], object], *, op: str | None = None) -> None:
         """Runs a measurement. If it fails or would begin too late, the other measurements still run."""
         if self.left_s < 0:
-            self._write({"left_out": f"{name}: no time left"})
+            self.left_out(f"{name}: no time left")
             return
         try:
             run()

@@ -14,9 +14,14 @@ OPS_OF_KERNELS = {
     "grouped_matmul": "grouped_matmul",
     "token_threshold": "kept_threshold",
     "delta": "gated_delta",
+    "attention_of": "paged_attention",
+    "write_by_head": "rotate_and_write",
     "gated": "gated",
 }
 """The operation of `jsg.kernels_pallas.ops` that calls a kernel, by a part of the kernel's name."""
+
+GONE = r"UNAVAILABLE|core halted|initialize backend 'tpu'|TPU is already in use"
+"""Signs that a device does not answer any more, or belongs to another process."""
 
 
 class Kind(enum.StrEnum):
@@ -31,15 +36,15 @@ class Kind(enum.StrEnum):
 
 
 SIGNS = (
-    # What does not fit into a kernel's shared memory is RESOURCE_EXHAUSTED too, so it comes first.
-    (Kind.COMPILE, r"shared memory"),
+    # What does not fit into a kernel's shared or vector memory is RESOURCE_EXHAUSTED too, so it comes first.
+    (Kind.COMPILE, r"shared memory|memory space [vs]mem|Mosaic failed to compile"),
     (
         Kind.MEMORY,
         r"RESOURCE_EXHAUSTED|out of memory|OutOfMemory|MemoryError|bad_alloc|tokens, but memory is left",
     ),
     (Kind.COMPILE, r"CompileError|NotImplementedError|must compile for|cannot cast|ptxas|LoweringException"),
     (Kind.WRONG, r"ArithmeticError|AssertionError"),
-    (Kind.CRASH, r"exit status|ILLEGAL_ADDRESS|illegal memory access|CUDA_ERROR|DeviceLost"),
+    (Kind.CRASH, rf"exit status|ILLEGAL_ADDRESS|illegal memory access|CUDA_ERROR|DeviceLost|{GONE}"),
 )
 
 

@@ -78,7 +78,8 @@ def _check_write(correctness: Correctness, dtype: str, sizes: tuple[int, int, in
     qkv = jax.random.normal(keys[0], (count, kv_heads, (heads // kv_heads + 2) * head_dim), dtype)
     angles = jax.random.uniform(keys[1], (count, head_dim // 2), maxval=6.0)
     slots = jnp.asarray(np.r_[0, np.random.default_rng(0).permutation(160)[: count - 1] + page_size], jnp.int32)
-    cache = tuple(jax.random.normal(key, (11, page_size, kv_heads, head_dim), dtype) for key in keys[2:])
+    sides = (jax.random.normal(key, (11, page_size, kv_heads, head_dim), dtype) for key in keys[2:])
+    cache = attention_cases.cache_of(*sides, is_by_head=ops.is_pool_by_head(jax.default_backend()))
     write = jax.jit(ops.rotate_and_write, static_argnames=("implementation",))
     found, expected = (
         write(qkv, jnp.cos(angles), jnp.sin(angles), slots, cache, implementation=name) for name in (None, "reference")
@@ -125,7 +126,7 @@ def measure(part: Part) -> None:
             for rows in plan.attention_batches if is_first else _extremes(plan.attention_batches):
                 name = f"attention B={rows} ctx {context} page {page_size}"
                 part.attempt(name, functools.partial(_measure_decode, part, layer, name, rows, context))
-        if is_first:
+        if is_first and jax.default_backend() != "tpu":  # no kernel reads a shared prefix once there
             part.attempt("cascade", functools.partial(_measure_cascade, part, layer))
 
 
@@ -146,7 +147,8 @@ class _Layer:
         pool = (self.num_pages + 1, page_size, shape["num_key_value_heads"], self.head_dim)
         # One random page is repeated, because making more random numbers would take longer than reading them.
         page = jax.random.normal(jax.random.key(0), (1, *pool[1:]), plan.dtype)
-        self.cache = tuple(jnp.broadcast_to(page, pool) for _ in range(2))
+        one = attention_cases.cache_of(page, page, is_by_head=ops.is_pool_by_head(jax.default_backend()))
+        self.cache = tuple(jnp.broadcast_to(each, (pool[0], *each.shape[1:])) for each in one)
         self.token_bytes = 2 * pool[2] * pool[3] * plan.itemsize
         self.dtype = plan.dtype
 

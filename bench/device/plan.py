@@ -202,6 +202,14 @@ ACCELERATOR = Plan(
     state_prompts=(512, 4096),
     is_for_accelerators=True,
 )
+TPU = dataclasses.replace(
+    ACCELERATOR,
+    name="8b-tpu",
+    shared_context=896,
+    attention_contexts=(1024, 8192),
+    page_sizes=(64, 128),
+)
+"""The same with pages that a TPU's kernel takes, and with contexts for which chips of 16 GB have room."""
 CPU = Plan(
     name="100m",
     shape=LLAMA_100M,
@@ -266,4 +274,4 @@ TRIAL = Plan(
     states={each["rule"]: each | SMALL for each in PUBLISHED_STATES.values()},
     state_prompts=(70,),
 )
-PLANS = {plan.name: plan for plan in (ACCELERATOR, CPU, TRIAL)}
+PLANS = {plan.name: plan for plan in (ACCELERATOR, TPU, CPU, TRIAL)}

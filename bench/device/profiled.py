@@ -19,7 +19,9 @@ from jsg.sched.buckets import BucketKey, Phase
 STEPS = 3
 SHOWN = 8
 """So many kernels of each step become figures, the longest first."""
-DEVICE_PLANE = "/device:GPU"
+DEVICE_PLANES = ("/device:GPU", "/device:TPU")
+DEVICE_LINES = ("Stream", "XLA Ops")
+"""Of a GPU, and of a TPU. Other lines of a device count the same time again, by operation or by step."""
 HOST_PLANE = "/host:CPU"
 WRAPPER = "ThunkExecutor"
 """On a CPU these events are around those of the operations."""
@@ -68,10 +70,9 @@ def kernel_times(folder: Path) -> Mapping[str, float]:
 
 def _events(file: Path) -> Iterator[tuple[str, float]]:
     planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
-    devices = [plane for plane in planes if plane.name.startswith(DEVICE_PLANE)]
+    devices = [plane for plane in planes if plane.name.startswith(DEVICE_PLANES)]
     for plane in devices or [plane for plane in planes if plane.name == HOST_PLANE]:
         for line in plane.lines:
-            # Other lines of a device count the same time again, by operation or by step.
-            if line.name.startswith("Stream") if devices else "XLA" in line.name:
+            if line.name.startswith(DEVICE_LINES) if devices else "XLA" in line.name:
                 for event in (each for each in line.events if not each.name.startswith(WRAPPER)):
                     yield event.name, event.duration_ns / 1e3

@@ -52,6 +52,27 @@ GPT_OSS_20B: dict[str, Any] = {
     "num_experts_per_tok": 4,
     "max_position_embeddings": 131_072,
 }
+QWEN3_8B: dict[str, Any] = LLAMA_8B | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+}
+QWEN3_30B_A3B: dict[str, Any] = {name: value for name, value in QWEN3_8B.items() if name != "intermediate_size"} | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
 QWEN3_5_9B: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"],
     "model_type": "qwen3_5_text",

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bench.device.plan import PLANS, Plan
+from bench.device.plan import PLANS, TPU, Plan
 from bench.report import Figure
 
 
@@ -51,6 +51,8 @@ def not_meant(plan: Plan) -> str:
     whole = PLANS[plan.name].shape["num_hidden_layers"]
     if not plan.is_for_accelerators:
         return "The targets are those of an H200 at the shape of plan 8b, not of this run, whose speeds say little."
+    if plan.name == TPU.name:
+        return "The targets are those of an H200, and a TPU is measured beside its floors only."
     if (layers := plan.shape["num_hidden_layers"]) < whole:
         return (
             f"The model has {layers} of its {whole} layers here, because no more fit. Floors are those of these "

@@ -4,7 +4,8 @@ import dataclasses
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import jax
@@ -148,7 +149,7 @@ def make_model(
         layers: Which of its layers it has; None for all.
         changes: Fields of the text model's config to change.
     """
-    config = _config(shape, changes).over_devices(num_devices, num_groups)
+    config = read_shape(shape, changes).over_devices(num_devices, num_groups)
     if layers is not None:
         config = dataclasses.replace(config, layers=tuple(config.layers[index] for index in layers))
     vision = vision_shape(EngineConfig(), config, platform="gpu", row_bytes=2 * config.hidden_size)
@@ -199,9 +200,10 @@ def make_model(
     )
 
 
-def _config(shape: dict[str, Any], changes: dict[str, Any]) -> ModelSpec:
+def read_shape(shape: dict[str, Any], changes: Mapping[str, Any] = MappingProxyType({})) -> ModelSpec:
+    """The spec of a `config.json`, with changed fields of its text model."""
     text = shape.get("text_config")
-    shape = shape | (changes if text is None else {"text_config": text | changes})
+    shape = shape | (dict(changes) if text is None else {"text_config": text | changes})
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "config.json").write_text(json.dumps(shape), encoding="utf-8")
         return read_spec(pathlib.Path(folder))

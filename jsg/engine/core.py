@@ -145,7 +145,7 @@ class EngineCore:
             self._num_generated += len(output.token_ids)
             if output.finish is not None:
                 self.grammars.forget(output.rid)
-                self._drafter.end(output.rid)
+                output.drafts = self._drafter.end(output.rid)
         return self._gatherer.gather(outputs)
 
     def _must_commit_first(self) -> bool:

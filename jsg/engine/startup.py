@@ -30,18 +30,18 @@ from jsg.engine.device.memory import (
     vision_shape,
 )
 from jsg.engine.device.panels import lay_out
+from jsg.engine.device.pool_sizes import draft_row_bytes, layer_pages
 from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.device.programs import POOL_KINDS, DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.device.runner import ModelRunner
-from jsg.engine.device.step import own_pages
 from jsg.engine.embedder import read_embedder
 from jsg.engine.find import find_model
 from jsg.engine.grammars.constraints import Constraints
-from jsg.engine.grammars.kernel_folder import KernelFolder
+from jsg.engine.grammars.kernel_folder import KernelFolder, kernel_cache_of
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.hosts.identity import code_identity
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
-from jsg.engine.private_directory import compilation_cache_path, with_usable_cache
+from jsg.engine.private_directory import with_usable_cache
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.progress import Report, counted, load_progress
 from jsg.engine.selfcheck import DecodeSteps, step_cost
@@ -73,7 +73,7 @@ program in its second run. On an H200 a run without the graph took 4.2 ms, the n
 LOWERED_BEFORE_READY = frozenset({"gpu", "tpu"})
 """Platforms on which every program is lowered before the engine is ready, and the programs that a first request uses
 are compiled too. Lowering in a thread takes the interpreter lock from the step loop. The short steps of an accelerator
-would feel that more than the long steps of a CPU."""
+would feel that more than the long steps of a CPU. The 80 programs of a Llama 8B for a TPU take 10 s of a processor."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -197,25 +197,13 @@ class Settings:
         """Bytes of a row of the vision pool."""
         return self.model.hidden_size * self.dtype.itemsize
 
-    @property
-    def draft_row_bytes(self) -> int:
-        """Bytes that each request row has for drafts of the model itself: hidden states, and pages of its own."""
-        if self.model.draft is None:
-            return 0
-        own_tokens = own_pages(self.page_size) * self.page_size
-        own_bytes = own_tokens * self.model.kv_shapes[-1].numbers * self.kv_dtype.itemsize
-        return HIDDEN_KEPT * self.vision_row_bytes + own_bytes
-
     def make_state(self, plan: MemoryPlan) -> DeviceState:
         """The state before the first step, with the pool that is planned."""
-        model, pages = self.model, plan.num_pages(self.page_size)
+        model, num_rows = self.model, self.max_running + 1
         place = functools.partial(sharding_of, self.mesh)
-        counts = [pages[window] for window in model.layer_windows]
-        if model.draft is not None:
-            counts[-1] += (self.max_running + 1) * own_pages(self.page_size)
         pool = make_pool(
             model.kv_shapes,
-            counts,
+            layer_pages(model, plan.num_pages(self.page_size), num_rows, self.page_size),
             self.page_size,
             self.kv_dtype,
             is_by_head=ops.is_pool_by_head(self.platform),
@@ -223,7 +211,7 @@ class Settings:
         )
         pool = pool._replace(states=make_states(model.state_shapes, plan.num_slots, self.dtype, place))
         if model.draft is not None:
-            shape = (self.max_running + 1, HIDDEN_KEPT, model.hidden_size)
+            shape = num_rows, HIDDEN_KEPT, model.hidden_size
             pool = pool._replace(hidden=(jnp.zeros(shape, self.dtype, device=sharding_of(self.mesh, None, 3)),))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:
@@ -247,7 +235,8 @@ def start(config: EngineConfig, report: Report) -> Parts:
     settings = begin(config, report)
     eos_ids = frozenset(settings.model.eos_token_ids)
     kernels = KernelFolder(kernel_cache_of(settings.config))
-    lexicon = _lexicon_loader(settings, kernels)  # before the long work, because the tokenizer may be missing
+    directory = find_tokenizer(config.tokenizer_path, settings.directory)  # before the long work: it may be missing
+    lexicon = LexiconLoader(directory, settings.model.vocab_size, eos_ids, kernels)
     kernels.begin()  # beside the long work, in another process
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
@@ -398,18 +387,6 @@ def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
     return state._replace(vision=state.vision.at[NEWLINE_ROW].set(newline[...]))
 
 
-def _lexicon_loader(settings: Settings, kernels: KernelFolder) -> LexiconLoader:
-    """The loader of tokenizer and kernels for grammars."""
-    model = settings.model
-    directory = find_tokenizer(settings.config.tokenizer_path, settings.directory)
-    return LexiconLoader(directory, model.vocab_size, frozenset(model.eos_token_ids), kernels)
-
-
-def kernel_cache_of(config: EngineConfig) -> Path | None:
-    """The directory of compiled programs in which the kernels of grammars lie too; None where programs are not kept."""
-    return None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
-
-
 def _compiler_options(config: EngineConfig, platform: str, quantization: str) -> dict[str, str | bool | int]:
     """XLA's options for programs of a model with this quantization."""
     profiled = profiled_compiler_options(platform) if config.profile_dir else {}
@@ -444,7 +421,7 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
         dtype=dtype,
         kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
         context_length=context_length,
-        page_size=config.page_size or ops.default_page_size(len(model.page_groups) * (max_running + 1), context_length),
+        page_size=config.page_size or ops.default_page_size(),
         max_running=max_running,
         buckets=shapes_of(config, model, max_running, device.platform),
         device=device,
@@ -472,8 +449,8 @@ def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
     """The memory plan, which depends on the temporary arrays of the largest programs, and on a TPU on programs' code.
 
     Their size is known once these programs are compiled. They are compiled for abstract arrays, so nothing is
-    allocated. If the pool has to shrink for them, those that take it are compiled again for the smaller pool. A plan
-    that fails even without them is refused before anything is compiled.
+    allocated. Those that take the pool are compiled again if its size is another than was assumed: all that there is,
+    or on a TPU the least. A plan that fails even without them is refused before anything is compiled.
     """
     ops.refusals.clear()
     model = abstract_model_of(settings)
@@ -483,6 +460,11 @@ def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
 
     weights_bytes = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(model))))
     first = plan_of(settings, limit_bytes, weights_bytes, 0)
+    if (
+        settings.platform == "tpu" and settings.config.max_total_tokens is None
+    ):  # XLA refuses what does not fit beside it
+        config = dataclasses.replace(settings.config, max_total_tokens=settings.context_length)
+        first = plan_of(dataclasses.replace(settings, config=config), limit_bytes, weights_bytes, 0)
     sizes = _measured(settings, executables, model, first)
     if settings.party is not None:
         sizes = [-settings.party.agree("sizes", "", -size) for size in sizes]  # the most that any host needs
@@ -512,7 +494,9 @@ def plan_of(
         chunk=settings.buckets.chunk,
         vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
         num_devices=settings.config.tp_size,
-        draft_row_bytes=settings.draft_row_bytes,
+        draft_row_bytes=draft_row_bytes(
+            settings.model, settings.page_size, settings.dtype.itemsize, settings.kv_dtype.itemsize
+        ),
         bytes_per_state=settings.model.state_bytes(settings.dtype.itemsize),
     )
 
@@ -525,9 +509,10 @@ def _measured(settings: Settings, executables: Executables, model: nnx.Module, p
     """
     state = settings.abstract_state(plan)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
-    largest = programs.declare_largest()
-    first = programs.declare_first() if settings.platform == "tpu" else []
-    executables.compile(dict.fromkeys(largest + first))
+    largest, first = programs.largest(), programs.essential() + programs.usual() if settings.platform == "tpu" else []
+    names = list(dict.fromkeys(largest + first))
+    programs.declare(names)
+    executables.compile(names)
     step_bytes = largest_step_bytes([executables.compiled(name) for name in largest], settings.buckets, settings.model)
     return step_bytes, total_code_bytes({name: executables.compiled(name) for name in first}, programs.names)
 

@@ -72,13 +72,13 @@ def is_pool_by_head(platform: str) -> bool:
     return BEST.get(platform) == "tpu"
 
 
-def default_page_size(num_rows: int, context_len: int) -> int:
-    """The default number of KV slots in a page: 1, or the least for which the best implementation has room."""
+def default_page_size() -> int:
+    """The default number of KV slots in a page: 1, or what the best implementation needs to be fast."""
     if best_implementation() != "tpu":
         return 1
     from jsg.kernels_pallas import tpu
 
-    return tpu.smallest_page_size(num_rows, context_len)
+    return tpu.PAGE_SIZE
 
 
 def rotate_and_write(
@@ -104,7 +104,7 @@ def rotate_and_write(
         slots: The slot of each token, page * page_size + offset; 0 for tokens that must not be written.
         cache: The layer's part of the pool.
         norms: RMS norms of queries and keys.
-        implementation: "triton", "native", "reference", or None for the best that works here.
+        implementation: "triton", "tpu", "native", "reference", or None for the best that works here.
 
     Returns:
         Queries in the dtype of `qkv`; query head n belongs to key-value head n // G. And the pool.
@@ -123,6 +123,11 @@ def rotate_and_write(
 
             with falling_back("rotate_and_write", "native", implementation):
                 return native.rotate_and_write(qkv, cos, sin, slots, cache, norms)
+        case "tpu":
+            from jsg.kernels_pallas import tpu_write
+
+            with falling_back("rotate_and_write", "tpu", implementation):
+                return tpu_write.rotate_and_write(qkv, cos, sin, slots, cache, norms)
         case _:
             pass
     return reference_write.rotate_and_write(qkv, cos, sin, slots, cache, norms)

@@ -2,14 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_rows import rms_norm
-
-WRITTEN_AT_ONCE = 256
-"""Tokens that are written to a pool for TPUs together. With 1024 XLA copies the pool (compiled for v5e)."""
 
 
 def rotate_and_write(
@@ -21,6 +17,14 @@ def rotate_and_write(
     norms: HeadNorms | None,
 ) -> tuple[Float[Array, "T N H"], LayerCache]:
     """See `ops.rotate_and_write`."""
+    query, key, value = rotated(qkv, cos, sin, norms)
+    return query, write_kv(cache, slots, key, value)
+
+
+def rotated(
+    qkv: Float[Array, "T K joint"], cos: Float[Array, "T half"], sin: Float[Array, "T half"], norms: HeadNorms | None
+) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
+    """Rotated queries, rotated keys, and values."""
     head_dim = 2 * cos.shape[1]
     query, key, value = jnp.split(qkv, [-2 * head_dim, -head_dim], axis=-1)
     query = query.reshape(len(query), -1, head_dim)  # [T, K, G·H] to [T, N, H]: head n reads kv head n // G
@@ -31,7 +35,7 @@ def rotate_and_write(
     query, key = rotate(query, cos, sin), rotate(key, cos, sin)
     if norms is not None and norms.is_late:
         query, key = _normed(query, key, norms)
-    return query, write_kv(cache, slots, key, value)
+    return query, key, value
 
 
 def _normed(
@@ -53,14 +57,23 @@ def write_kv(
     cache: LayerCache, slots: Int[Array, " T"], new_keys: Float[Array, "T K H"], new_values: Float[Array, "T K H"]
 ) -> LayerCache:
     """The pool with the new tokens at `slots`. Numbers that are not finite: see `ops.rotate_and_write`."""
+    new_keys, new_values = storable(slots, new_keys, new_values)
+    if len(cache) == 1:
+        (pool,) = cache
+        page_size, new = pool.shape[3], by_head(pool, new_keys, new_values)
+        return (pool.at[slots // page_size, :, :, slots % page_size].set(new),)
+    keys, values = cache
+    return _written(keys, slots, new_keys), _written(values, slots, new_values)
+
+
+def storable(
+    slots: Int[Array, " T"], new_keys: Float[Array, "T K H"], new_values: Float[Array, "T K H"]
+) -> tuple[Float[Array, "T K H"], Float[Array, "T K H"]]:
+    """Keys and values without those of slot 0, and with those that are not finite as in `ops.rotate_and_write`."""
     is_kept = (slots > 0)[:, None, None]
     is_finite = jnp.all(jnp.isfinite(new_values), axis=-1, keepdims=True)
     new_keys = jnp.where(is_kept, jnp.where(is_finite, new_keys, jnp.nan), 0)
-    new_values = jnp.where(is_kept & is_finite, new_values, 0)
-    if len(cache) == 1:
-        return (_written_by_head(cache[0], slots, new_keys, new_values),)
-    keys, values = cache
-    return _written(keys, slots, new_keys), _written(values, slots, new_values)
+    return new_keys, jnp.where(is_kept & is_finite, new_values, 0)
 
 
 def write_latents(cache: LayerCache, slots: Int[Array, " T"], rows: Float[Array, "T K H"]) -> LayerCache:
@@ -81,24 +94,12 @@ def keys_and_values(
     return keys.swapaxes(1, 2), values.swapaxes(1, 2)
 
 
-def _written_by_head(
-    pool: Float[Array, "P K parts page_size width"],
-    slots: Int[Array, " T"],
-    new_keys: Float[Array, "T K H"],
-    new_values: Float[Array, "T K H"],
-) -> Float[Array, "P K parts page_size width"]:
-    page_size = pool.shape[3]
-    new = jnp.stack([new_keys, new_values], axis=2).reshape(len(slots), pool.shape[1], pool.shape[2], -1)
-    new = to_pool_dtype(new, pool.dtype)
-
-    def write(start: Int[Array, ""] | int, pool: Array) -> Array:
-        to, rows = (lax.dynamic_slice_in_dim(x, start, min(WRITTEN_AT_ONCE, len(x))) for x in (slots, new))
-        return pool.at[to // page_size, :, :, to % page_size].set(rows)
-
-    if len(slots) <= WRITTEN_AT_ONCE:
-        return write(0, pool)
-    # The last tokens may be written twice.
-    return lax.fori_loop(0, -(-len(slots) // WRITTEN_AT_ONCE), lambda i, pool: write(i * WRITTEN_AT_ONCE, pool), pool)
+def by_head(
+    pool: Float[Array, "P K parts page_size width"], new_keys: Float[Array, "T K H"], new_values: Float[Array, "T K H"]
+) -> Float[Array, "T K parts width"]:
+    """New tokens as a pool by head holds them (see `KVPool.layers`), in its type."""
+    new = jnp.stack([new_keys, new_values], axis=2).reshape(len(new_keys), pool.shape[1], pool.shape[2], -1)
+    return to_pool_dtype(new, pool.dtype)
 
 
 def _written(

@@ -45,22 +45,34 @@ def matmul(
         raise NotImplementedError(f"the TPU kernel wants inputs on the last axis but one, but got {kernel.shape}")
     x = x if kernel.order is None else jnp.take(x, kernel.order, axis=1)
     flat = jax.tree.map(lambda part: part.reshape(-1, *part.shape[-2:]), kernel._replace(order=None))
-    return grouped_matmul(x, flat, None, result, interpret=interpret).reshape(len(x), *out)
+    return _products(x, flat, None, result, interpret=interpret).swapaxes(0, 1).reshape(len(x), *out)
 
 
 def grouped_matmul(
     rows: Float[Array, "R D"],
     kernels: Quantised,
-    sizes: Int[Array, " E"] | None,
+    sizes: Int[Array, " E"],
     result: jax.typing.DTypeLike,
     *,
     interpret: bool = False,
-) -> Float[Array, "R columns"]:
-    """See `ops.grouped_matmul`. Without sizes all rows are multiplied with all kernels, side by side.
+) -> Float[Array, "R F"]:
+    """See `ops.grouped_matmul`.
 
     Raises:
         NotImplementedError: Another type of rows, or a number of rows, inputs or columns that has no blocks.
     """
+    return _products(rows, kernels, sizes, result, interpret=interpret)[0]
+
+
+def _products(
+    rows: Float[Array, "R D"],
+    kernels: Quantised,
+    sizes: Int[Array, " E"] | None,
+    result: jax.typing.DTypeLike,
+    *,
+    interpret: bool,
+) -> Float[Array, "results R F"]:
+    """The rows times the kernels of their groups, one result, or without sizes times each kernel."""
     (num_rows, depth), (count, _, width) = rows.shape, kernels.shape
     group = depth // kernels.scale.shape[1]
     has_many = (sizes is None or num_rows >= MANY_ROWS * count) and depth <= MANY_INPUTS
@@ -77,7 +89,7 @@ def grouped_matmul(
     num_tiles, num_blocks = num_rows // block_m, width // block_n
     if sizes is None:
         ids = jnp.arange(num_tiles, dtype=jnp.int32)
-        metadata, num_columns = (jnp.array([0, num_rows], jnp.int32), jnp.zeros_like(ids), ids), count * num_blocks
+        metadata, num_results = (jnp.array([0, num_rows], jnp.int32), jnp.zeros_like(ids), ids), count
     else:
         metadata, num_tiles = make_group_metadata(
             group_sizes=sizes,
@@ -87,7 +99,7 @@ def grouped_matmul(
             num_nonzero_groups=count,
             visit_empty_groups=False,
         )
-        num_columns = num_blocks
+        num_results = 1
 
     def of_kernel(part: Array) -> pl.BlockSpec:
         def index(n: Array, tile: Array, _: jax.Ref, groups: jax.Ref, __: jax.Ref) -> tuple[Array, int, Array]:
@@ -101,22 +113,26 @@ def grouped_matmul(
         functools.partial(grouped_matmul_kernel, block_k, not interpret),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(num_columns, num_tiles),
+            grid=(num_results * num_blocks, num_tiles),
             in_specs=[
                 pl.BlockSpec((block_m, depth), lambda n, tile, starts, groups, tiles: (tiles[tile], 0)),
                 jax.tree.map(of_kernel, kernels),
             ],
-            out_specs=pl.BlockSpec((block_m, block_n), lambda n, tile, starts, groups, tiles: (tiles[tile], n)),
+            out_specs=pl.BlockSpec(
+                (None, block_m, block_n),
+                lambda n, tile, starts, groups, tiles: (n // num_blocks, tiles[tile], n % num_blocks),
+            ),
             scratch_shapes=[pltpu.VMEM((block_m, block_n), jnp.float32), scales, scales],
         ),
-        out_shape=jax.ShapeDtypeStruct((num_rows, num_columns * block_n), result),
+        out_shape=jax.ShapeDtypeStruct((num_results, num_rows, width), result),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
         cost_estimate=pl.CostEstimate(
-            flops=2 * num_rows * depth * num_columns * block_n,
+            flops=2 * num_rows * depth * num_results * width,
             bytes_accessed=rows.nbytes + sum(part.nbytes for part in jax.tree.leaves(kernels)),
             transcendentals=0,
         ),
         interpret=interpret,
+        name="grouped_matmul",
     )(*metadata, rows, kernels)
 
 
@@ -147,12 +163,12 @@ def grouped_matmul_kernel(
     if form.has_zero:
         _cut(whole.wide_zero, zeros)
     plain = dataclasses.replace(form, numbers="int8", is_exact=False)
-    sums[...] = jnp.zeros_like(sums)
+    sums[...] = jnp.zeros(sums.shape)
 
     def add(part: Int[Array, ""], _: None) -> None:
         def weights(numbers: Array) -> Float[Array, "k n"]:
             zero = zeros[part] if form.has_zero else None
-            step = jnp.ones_like(zero) if form.has_step else None
+            step = jnp.ones(zeros.shape[1:]) if form.has_step else None
             return Quantised(numbers.astype(jnp.float32), scales[part], plain, zero, step=step).restored(jnp.float32)
 
         length = block_k // form.per_byte

@@ -18,7 +18,7 @@ from jsg.models.parts import (
     require_values,
 )
 from jsg.models.rope_fields import context_field, read_context
-from jsg.models.spec import CAUSAL_PREFIXES, DraftSpec, LayerSpec, Mixer, ModelSpec, TensorNames
+from jsg.models.spec import CAUSAL_PREFIXES, LayerSpec, Mixer, ModelSpec, TensorNames
 from jsg.models.without_effect import refuse_unknown
 from jsg.sources import Fields
 
@@ -29,10 +29,6 @@ STATES_NOTE = (
 )
 
 _Block = FeedForwardSpec | ExpertsSpec | None
-
-
-def no_draft(config: Fields, layers: Sequence[LayerSpec]) -> None:
-    """What a family has that drafts no tokens."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +54,8 @@ class Family:
         norms: Field of `LayerSpec` → name of the norm.
         norm: What `read_norm` is given.
         scales_context: Whether `max_position_embeddings` is without the factor by which rope is scaled.
-        draft: The layer that drafts tokens, made of the others; None for none.
         later_layers: The field that says how many layers a checkpoint may have after the last. They predict later
-            tokens, and nothing but `draft` reads them.
+            tokens, and nothing but `ModelSpec.draft` reads them.
         unread: A pattern of the names of other tensors that a checkpoint may have and nothing reads.
         model: The model, made of the one with these layers.
     """
@@ -77,7 +72,6 @@ class Family:
     norms: Mapping[str, str]
     norm: Mapping[str, Any]
     scales_context: bool = True
-    draft: Callable[[Fields, Sequence[LayerSpec]], DraftSpec | None] = no_draft
     later_layers: str | None = None
     unread: str = "(?!)"
     model: Callable[[Fields, ModelSpec], ModelSpec] = lambda config, model: model
@@ -143,7 +137,6 @@ class Family:
             vocab_size=config.integer("vocab_size"),
             hidden_size=config.integer("hidden_size"),
             layers=layers,
-            draft=self.draft(config, layers),
             final_norm=read_norm(config, "model.norm", **self.norm),
             max_position_embeddings=read_context(config, rope) if self.scales_context else context_field(config),
             tie_word_embeddings=config.flag("tie_word_embeddings", default=False),

@@ -9,8 +9,9 @@ import numpy as np
 from jsg.errors import JsgError
 from jsg.sched.buckets import BucketKey
 from jsg.sched.request import Placement, RunningRequest
+from jsg.step_reports import ConstraintReport
 from jsg.token_scores import ScorePart
-from jsg.types import ConstraintReport, TokenLogprob
+from jsg.types import TokenLogprob
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

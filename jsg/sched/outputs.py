@@ -5,8 +5,9 @@ from collections.abc import Set
 
 from jsg.sched.batch import StepResult
 from jsg.sched.request import FirstAdmission, RunningRequest
+from jsg.step_reports import ConstraintReport
 from jsg.token_scores import TokenScores
-from jsg.types import ConstraintReport, FinishReason, FinishType, RequestOutput, TokenLogprob
+from jsg.types import FinishReason, FinishType, RequestOutput, TokenLogprob
 
 
 def make_output(

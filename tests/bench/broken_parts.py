@@ -49,6 +49,12 @@ def check_wrong_kernel(part: Part) -> None:
     correctness.end()
 
 
+def lose_device(part: Part) -> None:
+    """A figure, and then a TPU that does not answer any more."""
+    part.add("before", "ms", [1.0], kind="before")
+    raise jax.errors.JaxRuntimeError("UNAVAILABLE: TPU device error: core halted unexpectedly")
+
+
 def take_all_memory(part: Part) -> None:
     """A figure, and an array that no machine has room for."""
     part.add("before", "ms", [1.0], kind="before")

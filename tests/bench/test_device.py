@@ -18,14 +18,15 @@ from bench import report as reporting
 from bench.device import __main__ as program
 from bench.device import catalogue, events, steps, summary
 from bench.device.engine import _reading_alone
-from bench.device.plan import ACCELERATOR, PLANS, TRIAL, Plan
+from bench.device.plan import ACCELERATOR, PLANS, TPU, TRIAL, Plan
+from jsg.engine import tpu_chips
 from jsg.engine.device.programs import VARIANTS
 from tests.sched import test_groups
 
 ROOT = pathlib.Path(__file__).parents[2]
 ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes", "llvmlite")
 """What a device machine has; it needs llvmlite only where a CPU is the device, as in these tests."""
-TRIED_ALONE = ("states", "experts", "quantised", "few-bits", "encoder", "xla-no-graphs", "compile", "programs")
+TRIED_ALONE = ("states", "experts", "quantised", "few-bits", "encoder", "xla-no-graphs", "compile", "programs", "chips")
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}))"
 """As `sitecustomize.py` on the path: these imports fail, in child processes too."""
 
@@ -102,7 +103,8 @@ def test_without_cascade_no_step_reads_for_a_group():
     [
         pytest.param(
             TRIED_ALONE,
-            {"states", "expert-routes", "experts", "quantised", "few-bits", "encode", "compile", "programs"},
+            {"states", "expert-routes", "experts", "quantised", "few-bits", "encode", "compile", "programs"}
+            | {"chips", "chips-agreement"},
             id="most",
         ),
         pytest.param((), set(), marks=pytest.mark.long, id="all"),
@@ -145,7 +147,7 @@ def test_runs_as_a_whole(
             "encode",
             "profile",
         ),
-        *("compile", "programs", "states"),
+        *("compile", "programs", "states", "chips", "chips-agreement"),
     }
     assert all(figure["facts"]["is_right"] for figure in run["figures"] if figure["facts"]["kind"] == "error")
     bare = [figure for figure in run["figures"] if figure["facts"]["kind"] in ("decode", "prefill")]
@@ -252,6 +254,22 @@ def test_a_gpu_is_described_by_its_driver(tmp_path: pathlib.Path, monkeypatch: p
     assert re.fullmatch(r"gpu-hour-nvidia-h200-\d{4}-\d\d-\d\d", program._default_folder(gpu).name)
     script.write_text("#!/bin/sh\necho 'no devices were found'\nexit 6\n")
     assert program.describe_gpu() is None
+
+
+def test_a_tpu_is_described_by_its_chips(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tpu_chips, "PCI_DEVICES", tmp_path)
+    assert program.describe_tpu() is None
+    for number, (vendor, device) in enumerate([("0x1ae0", "0x006f")] * 4 + [("0x8086", "0x006f")]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "device").write_text(f"{device}\n")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v6e-4")
+    tpu = program.describe_tpu()
+    assert tpu is not None and tpu["name"] == "TPU v6e-4 (4 chips)"
+    assert re.fullmatch(r"tpu-hour-v6e-4-4-chips-\d{4}-\d\d-\d\d", program._default_folder(tpu).name)
+    head = {"versions": {}, "cpu": "x"}
+    assert program.conditions(tpu, TPU, head)["device"] == tpu["name"]
 
 
 def figure(samples: list[float], **facts: object) -> reporting.Figure:

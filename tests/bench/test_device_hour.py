@@ -19,7 +19,7 @@ from bench.device.catalogue import PARTS, STEP, Entry
 from bench.device.coordinator import Coordinator
 from bench.device.device_tests import read
 from bench.device.failures import Failure, Kind
-from bench.device.plan import ACCELERATOR, TRIAL, Plan
+from bench.device.plan import ACCELERATOR, TPU, TRIAL, Plan
 from bench.device.results import Folder, OtherRunError, Record
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -197,6 +197,15 @@ def test_a_gpu_that_jax_does_not_find_ends_the_run(make: Make):
     assert "JAX runs on the CPU" in first.what and "pip install 'jax[cuda13]'" in first.do
 
 
+def test_a_tpu_gets_no_part_that_is_about_gpus(make: Make):
+    parts = {"fine": Entry("a", 60, interpreter="torch"), "second": Entry("b", 60, is_for_tpu=False)}
+    call = dataclasses.replace(with_header(make(), TPU, platform="tpu"), parts=parts)
+    assert call.run(["fine", "second"]) == 0
+    assert call.omitted == {"second": "it is about GPUs"}
+    about_gpus = {name for name, entry in PARTS.items() if not entry.is_for_tpu or entry.needs_gpu}
+    assert about_gpus == {"tests", "prefill", *(name for name in PARTS if name.startswith("xla-"))}
+
+
 def test_without_any_device_nothing_else_is_tried(make: Make):
     call = with_header(make(), TRIAL)
     call.folder.records["rates"].failures.append(Failure.from_reason("rates: RuntimeError: no backend"))
@@ -268,6 +277,7 @@ BROKEN_PARTS = {
     "attention": dataclasses.replace(PARTS["attention"], run=BROKEN + "speed_without_kernel"),
     "prefill": Entry("memory", 60, BROKEN + "take_all_memory", figures=("prefills",)),
     "engine": Entry("hang", 9, BROKEN + "hang"),
+    "chips": Entry("a device that goes away", 60, BROKEN + "lose_device"),
 }
 SHORT = dataclasses.replace(TRIAL, checks=("decode",), check_models=(), page_sizes=(1,))
 
@@ -293,12 +303,14 @@ def test_every_failure_is_named_with_what_to_do(tmp_path: pathlib.Path):
         "prefill": [(Kind.MEMORY, None)],
         "engine": [(Kind.HANG, None)],
         "sampling": [(Kind.WRONG, None)],
+        "chips": [(Kind.CRASH, None)],
     }
     assert records["attention"].by_reference == ("paged_attention",)
     assert {figure.facts["kind"] for figure in records["attention"].figures} == {"attention", "attention-cascade"}
     assert reasons(call, "engine")[0].partition(":")[2].startswith(" ended after 9 s, in hang (broken_parts.py:")
     assert [figure.name for figure in records["prefill"].figures] == ["before"]
-    found = advice.advise(program._run_of(call))
+    run = dataclasses.replace(program._run_of(call), parts=BROKEN_PARTS)
+    found = [each for each in advice.advise(run) if "lost the device" not in each.what]
     assert [each.what.partition(": ")[0] for each in found[:4]] == [
         "paged_attention does not compile for the a card",
         "paged_attention computes wrong numbers on the a card",
@@ -306,6 +318,10 @@ def test_every_failure_is_named_with_what_to_do(tmp_path: pathlib.Path):
         "prefill ran out of memory (it ran by the reference, which needs more memory)",
     ]
     assert "lower prefills of the plan" in found[3].do
+    said = {each.what.partition(":")[0]: each for each in advice.advise(dataclasses.replace(run, card="TPU v6e"))}
+    assert "look whether another process has it" in said["chips lost the device"].do
+    assert "interpret mode" in said["paged_attention computes wrong numbers on the TPU v6e"].do
+    assert not [each for each in said.values() if "nvidia" in each.do + each.why or "CUDA" in each.do]
 
 
 REASONS = {
@@ -318,6 +334,10 @@ REASONS = {
     "steps: exit status -11": Kind.CRASH,
     "a: JaxRuntimeError: INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered": Kind.CRASH,
     "c: ValueError: no file worker.py": Kind.OTHER,
+    "a: JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. It should not": Kind.COMPILE,
+    "a: JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20G of 15G": Kind.MEMORY,
+    "a: JaxRuntimeError: INTERNAL: Mosaic failed to compile TPU kernel: unsupported shape cast": Kind.COMPILE,
+    "rates: RuntimeError: Unable to initialize backend 'tpu': ABORTED: The TPU is already in use": Kind.CRASH,
 }
 
 

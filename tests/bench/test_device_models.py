@@ -7,7 +7,10 @@ all parts compare with the same code, and what is costly is to compile theirs.
 import dataclasses
 import io
 import json
+import os
 import pathlib
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -16,13 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental.pallas import tpu as pltpu
 
+from bench import attention_check
 from bench.device import encoder, experts, few_bits, quantised, states
 from bench.device.events import Part
 from bench.device.plan import PLANS, TRIAL, Plan
+from bench.report import ROOT
 from bench.shapes import write_model
 from jsg.engine.device import step
-from jsg.kernels_pallas import ops
+from jsg.kernels_pallas import ops, tpu
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model
@@ -51,6 +57,18 @@ def part(tmp_path: pathlib.Path) -> Noted:
 
 def check_floors(figures: list[dict[str, Any]]) -> None:
     assert all(figure["floor"] > 0 and figure["of_floor"] > 0 and figure["num_bytes"] > 0 for figure in figures)
+
+
+def test_attention_is_compared_by_the_kernel_of_a_tpu_itself(monkeypatch: pytest.MonkeyPatch):
+    """And not by the reference, in pools by head, with pages that the kernel takes."""
+    case = next(case for case in attention_check.BATCHES if case.name == "mixed")
+    how = {"heads": 4, "kv_heads": 2, "head_dim": 64, "implementation": "tpu"}
+    with pltpu.force_tpu_interpret_mode():
+        assert attention_check.largest_error(case, "float32", **how) < 1e-5
+        right = tpu.paged_attention
+        monkeypatch.setattr(tpu, "paged_attention", lambda *given, **options: 1.1 * right(*given, **options))
+        other = how | {"head_dim": 128}  # else the program is there already
+        assert attention_check.largest_error(case, "float32", **other) > 0.05
 
 
 @pytest.mark.slow
@@ -226,3 +244,25 @@ def test_the_floor_of_an_encoder_counts_each_kernel_once(tmp_path: pathlib.Path,
     cost = encoder.encode_cost(config.vision, config.hidden_size, 1, 4, is_video=False)
     assert cost.weight_bytes == expected
     assert cost.matmul_flops == pytest.approx(4 * 2 * config.vision.patches_per_tile * expected, rel=0.07)
+
+
+OF_CHIPS = """
+import io, json, sys, time
+from bench.device import engine
+from bench.device.events import Part
+from bench.device.plan import TRIAL
+task = {"part": "chips", "plan": TRIAL.as_json(), "rates": None, "samples": 1, "folder": sys.argv[1]}
+engine.measure_chips(Part(task | {"seconds": 600, "started_at": time.time()}, sys.stdout))
+"""
+
+
+@pytest.mark.slow
+def test_the_engine_runs_on_all_devices_of_a_host(tmp_path: pathlib.Path):
+    """Here on two simulated ones, in a process of its own, because JAX starts with their number."""
+    command = [sys.executable, "-c", OF_CHIPS, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line)["figure"]["facts"] for line in done.stdout.splitlines() if line.startswith('{"figure"')]
+    assert [facts["kind"] for facts in found] == ["chips", "chips", "chips-agreement"]
+    assert [facts["devices"] for facts in found[:2]] == [2, 2]
+    assert [facts["tokens_per_step"] for facts in found[:2]] == list(TRIAL.batches)

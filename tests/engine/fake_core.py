@@ -22,8 +22,9 @@ from jsg.config import EngineConfig
 from jsg.engine.child.protocol import CORE_STATS, STATE_STATS, Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
 from jsg.sched.table import POOL_TERMS
+from jsg.step_reports import ConstraintReport
 from jsg.token_scores import TokenScores
-from jsg.types import ConstraintReport, FinishReason, FinishType, GrammarSpec, Request, RequestOutput, TokenLogprob
+from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput, TokenLogprob
 from jsg.waits import IN_THE_ENGINE, WaitReason, stat_of
 from tests.scored import scores_of
 

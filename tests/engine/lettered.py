@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from jsg.constrained.compiler import compile_tables
 from jsg.engine.core import EngineCore
-from jsg.types import ConstraintReport, GrammarSpec, JumpForward, Request, RequestOutput, SamplingParams
+from jsg.step_reports import ConstraintReport
+from jsg.types import GrammarSpec, JumpForward, Request, RequestOutput, SamplingParams
 from tests.engine import small
 
 LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789{}[]":,.-Ġ'

@@ -12,7 +12,8 @@ from jsg.engine.offline.engine import _request_of
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 from jsg.speech.answers.answer import Answer
-from jsg.types import ConstraintReport, FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
+from jsg.step_reports import ConstraintReport
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 from tests.engine import small
 
 PROMPT = tuple(range(2, 40))

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jsg.kernels_pallas import ops, rotate_and_write
+from jsg.kernels_pallas import ops, reference_write, rotate_and_write, vmem_rotate
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from tests.kernels_pallas.definition import QUICKLY
 
@@ -162,6 +162,24 @@ def test_equals_the_reference(case: Case):
     check(case, make(case))
 
 
+@pytest.mark.parametrize("case", FAST, ids=lambda case: case.name)
+def test_what_a_tpu_rotates_equals_the_reference(case: Case):
+    given, norms = make(case), None
+    if given.weights is not None:
+        norms = HeadNorms(*given.weights, EPS, case.is_late, case.norms_values)
+    qkv = given.qkv.at[1, 0, -3].set(jnp.inf)  # a value
+
+    def expected(qkv: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        queries, *new = reference_write.rotated(qkv, cos, sin, norms)
+        return queries, jnp.stack(reference_write.storable(jnp.ones(len(qkv), jnp.int32), *new), axis=2)
+
+    mine = functools.partial(vmem_rotate.rotated, norms=norms, interpret=True)
+    results = (jax.jit(each, compiler_options=QUICKLY)(qkv, *given[1:3]) for each in (mine, expected))
+    eps = float(ml_dtypes.finfo(case.dtype).eps)
+    for got, wanted in zip(*results, strict=True):
+        np.testing.assert_allclose(np.float32(got), np.float32(wanted), rtol=2 * eps, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [in_ci_or_long(case) for case in SLOW])
 def test_equals_the_reference_in_every_shape(case: Case):
@@ -233,7 +251,8 @@ def test_what_the_kernel_cannot_do_is_left_to_the_reference():
     for implementation in ("triton", "native"):
         with pytest.raises(NotImplementedError, match="arrays of their own"):
             run(arrays._replace(cache=(interleaved,)), implementation)
-    queries, _ = jax.eval_shape(ops.rotate_and_write, arrays.qkv, arrays.cos, arrays.sin, arrays.slots, (interleaved,))
+    by_head = jnp.zeros((7, 2, 1, 1, 64))
+    queries, _ = jax.eval_shape(ops.rotate_and_write, arrays.qkv, arrays.cos, arrays.sin, arrays.slots, (by_head,))
     assert queries.shape == (5, 4, 32)
     shape = jax.ShapeDtypeStruct
     too_large = (shape((2**25, 1, 2, 48), "float8_e4m3fn"),) * 2

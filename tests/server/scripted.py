@@ -24,9 +24,9 @@ from jsg.server.front import Front, FrontDoor
 from jsg.server.generation import Generator
 from jsg.server.media_sources import MediaSources, media_limits
 from jsg.speech.prompts.chat_prompt import ChatPrompt
+from jsg.step_reports import ConstraintReport
 from jsg.token_scores import TokenScores
 from jsg.types import (
-    ConstraintReport,
     FinishReason,
     FinishType,
     Request,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jsg import errors
 from jsg.config import EngineConfig
 from jsg.errors import GrammarError, JsgError, RequestError
-from jsg.sched.drafts.estimates import Source
+from jsg.step_reports import Source
 from jsg.types import Embedder, Request, RequestOutput
 from jsg.waits import IN_THE_ENGINE, WHY, stat_of
 

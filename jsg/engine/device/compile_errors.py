@@ -14,6 +14,8 @@ REFUSALS = (NotImplementedError, jax.errors.JaxRuntimeError)
 """What JAX raises where a program cannot be lowered, and XLA where it cannot be compiled."""
 SHARED_PARTS = ("ops", "attention_block")
 """Modules that several kernels share."""
+NAMES_INSIDE = r'@(?:__gpu\$xla\.gpu\.triton.*?\bname|tpu_custom_call.*?\bkernel_name) = "([^"]+)"'
+"""Where the name of a kernel from Pallas stands in a lowered program for a GPU or a TPU."""
 MOST_LETTERS = 300
 
 
@@ -31,7 +33,9 @@ def compile_error(
     kernels = _kernels_on_the_way(error) if lowered is None else _kernels_inside(lowered)
     among = f" (kernels: {', '.join(kernels)})" if kernels else ""
     reason = str(error).strip().partition("\n")[0][:MOST_LETTERS]
-    if "out of memory" in reason.lower():
+    if "out of memory on hbm" in reason.lower():
+        remedy = "lower --mem-fraction-static, which leaves more for a step, or --chunked-prefill-size"
+    elif "out of memory" in reason.lower():
         remedy = "lower --mem-fraction-static, which leaves memory to try kernels in"
     else:
         remedy = "try another --kv-cache-dtype or --quantization, and report this; the memory plan is not the cause"
@@ -39,8 +43,8 @@ def compile_error(
 
 
 def _kernels_inside(lowered: jax.stages.Lowered) -> list[str]:
-    """The names of its Triton kernels, of which the compiler does not say which one it refuses."""
-    return sorted(set(re.findall(r'@__gpu\$xla\.gpu\.triton.*?\bname = "(\w+)"', lowered.as_text())))
+    """The names of its kernels, of which the compiler does not say which one it refuses."""
+    return sorted(set(re.findall(NAMES_INSIDE, lowered.as_text())))
 
 
 def _kernels_on_the_way(error: BaseException) -> list[str]:

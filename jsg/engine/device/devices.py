@@ -18,6 +18,7 @@ from jax._src import xla_bridge  # JAX has no public way to ask whether it has s
 
 from jsg.engine.nvidia_smi import MIB, VISIBLE, Gpu, find_gpus, has_cuda_plugin, may_use_cuda, most_free, named_gpus
 from jsg.engine.tpu_chips import VISIBLE as CHIPS
+from jsg.engine.tpu_chips import chip_devices, has_libtpu
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.extras import install_command
 
@@ -122,6 +123,8 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
     if device.platform == "cpu":
         if gpus:
             logger.warning(_why_no_gpu(gpus[0]))
+        if (not _platforms() or "tpu" in _platforms().split(",")) and (num_chips := len(chip_devices())):
+            logger.warning(_why_no_tpu(num_chips))
         return Device(platform="cpu", kind=device.device_kind, gpu=None, why="JAX has no other device", count=count)
     if device.platform == "gpu" and seen > count:
         logger.warning(
@@ -259,6 +262,13 @@ def _why_no_gpu(gpu: Gpu) -> str:
     else:
         remedy = f"JAX for CUDA is not installed: {install_command('cuda')}"
     return f"this machine has an {gpu.name}, but JAX runs on the CPU. {remedy}"
+
+
+def _why_no_tpu(num_chips: int) -> str:
+    remedy = "libtpu is installed but did not start: does another process use the chips?"
+    if not has_libtpu():
+        remedy = f"JAX for TPUs is not installed: {install_command('tpu')}"
+    return f"this machine has {num_chips} chips of a TPU, but JAX runs on the CPU. {remedy}"
 
 
 @contextlib.contextmanager

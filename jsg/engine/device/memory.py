@@ -1,8 +1,9 @@
 """How the device's memory is divided: weights, temporaries, tables, and the rest for the KV pool."""
 
 import dataclasses
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jsg.models.block_spec import ExpertsSpec, FeedForwardSpec
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.spec import LayerSpec, ModelSpec
 from jsg.models.state_specs import DeltaSpec, MambaSpec
-from jsg.sched.buckets import BucketKey, Buckets
+from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 from jsg.window import Window
 
@@ -187,30 +188,22 @@ def total_code_bytes(programs: Mapping[Hashable, jax.stages.Compiled], names: It
         programs: The compiled programs by name.
         names: Those of all programs.
     """
-    found, counts = Counter[Hashable](), Counter[Hashable]()
-    total, analyses = 0, {name: program.memory_analysis() for name, program in programs.items()}
-    for name, analysis in analyses.items():
-        size = analysis.generated_code_size_in_bytes if analysis else 0
-        total += size
-        for kind in _kinds(name):
-            found[kind] += size
-            counts[kind] += 1
-    for name in set(names) - analyses.keys():
-        kind = next((kind for kind in _kinds(name) if counts[kind]), None)
-        total += 0 if kind is None else found[kind] // counts[kind]
+    analyses = {name: program.memory_analysis() for name, program in programs.items()}
+    sizes = {name: analysis.generated_code_size_in_bytes if analysis else 0 for name, analysis in analyses.items()}
+    by_kind: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for name, size in sizes.items():
+        for kind in {_kind(name), _kind(name)[:1]}:
+            by_kind[kind].append(size)
+    total = sum(sizes.values())
+    for name in set(names) - sizes.keys():
+        alike = by_kind[_kind(name)] or by_kind[_kind(name)[:1]] or [0]
+        total += sum(alike) // len(alike)
     return total
 
 
-def _kinds(name: Hashable) -> list[Hashable]:
-    """Programs that are like the one of this name: of the same phase or variant, then those that do the same."""
-    match name:
-        case ("forward", BucketKey() as key):
-            return [("forward", key.phase), "forward"]
-        case (str() as word, int(), variant):
-            return [(word, variant), word]
-        case (str() as word, *_):
-            return [word]
-    raise AssertionError(f"{name} names no program")
+def _kind(name: Any) -> tuple[Hashable, ...]:
+    """What a program does, and its phase or variant: its name without sizes."""
+    return tuple(getattr(part, "phase", part) for part in name if not isinstance(part, int))
 
 
 def extend_bound(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
@@ -186,9 +186,9 @@ class Programs:
         self.buckets = buckets
         self.executables = executables
 
-    def declare(self) -> None:
-        """Declares every program. The largest forward pass is lowered here: see `_hidden`."""
-        for name in self.names:
+    def declare(self, names: Iterable[Hashable] | None = None) -> None:
+        """Declares these programs, or every one. The largest forward pass is lowered here: see `_hidden`."""
+        for name in self.names if names is None else names:
             self._declare(name)
 
     @property
@@ -232,22 +232,13 @@ class Programs:
         kinds = [] if vision is None else [False, True] if vision.frame_rows else [False]
         return [("encode", size, is_video) for is_video in kinds for size in reversed(self.buckets.encode)]
 
-    def declare_largest(self) -> list[Hashable]:
-        """Declares only the largest program of each kind, whose memory analyses are read; returns their names."""
+    def largest(self) -> list[Hashable]:
+        """The largest program of each kind, whose memory analyses are read. The forward pass comes first."""
         key, most_rows = self.buckets.extend[-1], max(key.num_rows for key in self.buckets.all)
         names: list[Hashable] = [("forward", key), ("sample", most_rows, EVERYTHING)]
         names += [("prompt_logprobs", key.num_tokens)]
-        names += [name for name in self.encoders if name[1] == self.buckets.encode[-1]] + self.drafting[-1:]
-        for name in names:
-            self._declare(name)
-        return names
-
-    def declare_first(self) -> list[Hashable]:
-        """Declares the programs that a first request uses, among which each kind is; returns their names."""
-        names = self.essential() + self.usual()
-        for name in names:
-            self._declare(name)
-        return names
+        names += [name for name in self.encoders if name[1] == self.buckets.encode[-1]]
+        return names + self.drafting[-1:]
 
     def essential(self) -> list[Hashable]:
         """Programs that must be compiled before the first request, because no larger one can stand in for them.

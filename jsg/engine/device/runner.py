@@ -280,7 +280,7 @@ class ModelRunner:
             rows: The row of each request.
             tokens: Its last token, which no step has run.
             positions: The index of that token.
-            count: Tokens of each request, at most `step.MOST_REPEATS`.
+            count: Tokens of each request, at most `MOST_REPEATS`.
         """
         found = self._drafting(len(rows))
         assert found is not None, "it can draft so many"

@@ -23,7 +23,8 @@ from jsg.engine.grammars.thought_watch import ThoughtWatch
 from jsg.errors import GrammarError, JsgError
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.request import RunningRequest
-from jsg.types import ConstraintReport, JumpForward, Request
+from jsg.step_reports import ConstraintReport
+from jsg.types import JumpForward, Request
 
 logger = logging.getLogger(__name__)
 

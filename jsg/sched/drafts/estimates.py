@@ -1,38 +1,9 @@
 """How often tokens of each source are right: running estimates, of a request and of its namespace."""
 
-import enum
 from typing import Self, final
 
 from jsg.sched.drafts.sources import LONGEST
-
-
-class Source(enum.IntEnum):
-    """Where a proposed token comes from, in the order in which sources are asked."""
-
-    FORCED = 0
-    TREE = 1
-    TEXT = 2
-    PAST = 3
-    MTP = 4
-
-    @property
-    def label(self) -> str:
-        """Its name in metrics."""
-        return self.name.lower()
-
-    @property
-    def text(self) -> str:
-        """What tokens of it are, as a clause for people."""
-        return _TEXTS[self]
-
-
-_TEXTS = {
-    Source.FORCED: "that a grammar forced",
-    Source.TREE: "that follow the same text in the radix tree",
-    Source.TEXT: "that were copied from prompt or output of the same request",
-    Source.PAST: "that were copied from past outputs of the namespace",
-    Source.MTP: "that the model's own layer for drafts predicted",
-}
+from jsg.step_reports import Source
 
 CLASSES = LONGEST.bit_length() + 1
 """Tokens are counted by source, and by how many tokens before them are equal: 0, 1, 2 to 3, 4 to 7, 8 to 15, more. Of
@@ -57,6 +28,15 @@ type Kind = tuple[Source, int]
 def kind_of(source: Source, num_equal: int) -> Kind:
     """The kind of a token after so many equal ones."""
     return source, min(num_equal.bit_length(), CLASSES - 1)
+
+
+_RISING = {source: [kind_of(source, num_equal) for num_equal in range(LONGEST)] for source in Source}
+
+
+def kinds_from(source: Source, num_equal: int, count: int) -> list[Kind]:
+    """The kinds of so many tokens one after another, the first of which comes after so many equal ones."""
+    rising = _RISING[source][num_equal : num_equal + count]
+    return rising + [kind_of(source, LONGEST)] * (count - len(rising))
 
 
 @final

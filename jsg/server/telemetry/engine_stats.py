@@ -16,8 +16,8 @@ from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS, STATE_STATS, Model
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError
-from jsg.sched.drafts.estimates import Source
 from jsg.server.telemetry.series import Family, Kind, Series
+from jsg.step_reports import Source
 from jsg.waits import WaitReason, stat_of
 
 ANSWER_TIMEOUT_S = 1.0

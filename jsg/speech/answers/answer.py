@@ -18,9 +18,9 @@ from jsg.speech.answers.answer_stream import AnswerDelta, AnswerStream, ScoreStr
 from jsg.speech.answers.parts_reader import CallForm
 from jsg.speech.answers.thoughts import Thoughts
 from jsg.speech.answers.tool_calls import GrowingAnswer, ParsedAnswer
+from jsg.step_reports import ConstraintReport, DraftReport
 from jsg.token_scores import GrowingScores
 from jsg.types import (
-    ConstraintReport,
     Embedder,
     FinishReason,
     Request,
@@ -280,6 +280,7 @@ class Answer:
         self.cache_report: CacheReport | None = None
         self.waited: Waited | None = None
         self.vector: bytes | None = None
+        self._drafts: DraftReport | None = None
         self._texts = _Texts(has_calls=calls is not None)
         self._constraint = _Constraint()
         self._times = _Times()
@@ -380,6 +381,7 @@ class Answer:
         if output.waited is not None:
             self.waited = sum_of((self.waited, output.waited))
         self.vector = output.vector or self.vector
+        self._drafts = output.drafts or self._drafts
         if output.constraint is not None:
             self._constraint.add(output.constraint, len(delta.token_ids))
         self.finish = self.finish or delta.finish
@@ -415,6 +417,8 @@ class Answer:
             meta["cache"] = None if self.cache_report is None else _shown_cache(self.cache_report, self.request)
         if self.request.return_waited:
             meta["waited"] = by_name(self.waited)
+        if self.request.sampling.return_drafts and self.finish is not None:
+            meta["drafts"] = self.drafts()
         if self.request.sampling.return_constraint and (delta is None or self.finish is not None):
             meta["constraint"] = self.constraint()
         if self.request.return_logprob:
@@ -437,6 +441,15 @@ class Answer:
             "is_forced": list(report.is_forced),
             "kept_mass": list(report.kept_mass),
             "is_complete": report.is_complete,
+        }
+
+    def drafts(self) -> dict[str, Any]:
+        """How many draft tokens it had, by source, and in how many steps its tokens came."""
+        report = self._drafts or DraftReport(proposed={}, taken={})
+        return {
+            "proposed": report.proposed,
+            "taken": report.taken,
+            "steps": len(self.token_ids) - sum(report.taken.values()),
         }
 
     def shown_prompt_logprobs(

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from unittest import mock
@@ -105,6 +106,26 @@ def test_devices_of_a_tpu_that_nobody_uses_are_named(monkeypatch, caplog, count:
     assert device.open_device(0.85, count).name.startswith("tpu: ")
     said = f"4 devices of a TPU, but this engine uses the first {count} only"
     assert (said in caplog.text and "--dp-size" in caplog.text) == is_told
+
+
+@pytest.mark.parametrize(
+    ("platforms", "has_libtpu", "said"),
+    [
+        (
+            "",
+            False,
+            r"4 chips of a TPU, but JAX runs on the CPU\. JAX for TPUs is not installed: pip install 'jax\[tpu\]'",
+        ),
+        ("tpu,cpu", True, r"libtpu is installed but did not start: does another process"),
+        ("cpu", True, r"^$"),
+    ],
+)
+def test_a_tpu_that_jax_does_not_open_is_named(monkeypatch, caplog, platforms: str, has_libtpu: bool, said: str):
+    monkeypatch.setattr(device, "chip_devices", lambda: [1] * 4)
+    monkeypatch.setattr(device, "has_libtpu", lambda: has_libtpu)
+    monkeypatch.setattr(device, "_platforms", lambda: platforms)
+    assert device.open_device(0.85).platform == "cpu"
+    assert re.search(said, "\n".join(caplog.messages))
 
 
 class TestListing:

@@ -133,11 +133,15 @@ def test_what_cannot_be_lowered_or_compiled_names_program_kernels_and_device(mon
     assert "more" not in str(raised.value) and "the memory plan is not the cause" in str(raised.value)
 
 
-def test_the_triton_kernels_of_a_program_are_found():
+TRITON = '@__gpu$xla.gpu.triton(%0) {mhlo.backend_config = {ir = "ML", name = "ragged_paged_attention"}}'
+MOSAIC = '@tpu_custom_call(%0) {backend_config = "{\\22body\\22: ML}", kernel_name = "ragged_paged_attention"}'
+
+
+@pytest.mark.parametrize("call", [TRITON, MOSAIC])
+def test_the_kernels_of_a_program_are_found(call: str):
     class Lowered:
         def as_text(self) -> str:
-            config = '{mhlo.backend_config = {grid_x = 8 : i32, ir = "ML", name = "ragged_paged_attention"}}'
-            return f"mesh @m <name = 1>\n%1 = stablehlo.custom_call @__gpu$xla.gpu.triton(%0) {config}\n"
+            return f"mesh @m <name = 1>\n%1 = stablehlo.custom_call {call}\n"
 
     error = compile_error(("forward", 1), jax.errors.JaxRuntimeError(SMEM), "L4", Lowered())  # pyright: ignore[reportArgumentType]
     assert "the program ('forward', 1) (kernels: ragged_paged_attention) must compile for the L4" in str(error)
@@ -146,6 +150,9 @@ def test_the_triton_kernels_of_a_program_are_found():
 def test_a_compiler_that_finds_no_memory_to_try_kernels_in_is_left_more():
     error = compile_error("step", jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying"), "L4")
     assert str(error).endswith("; lower --mem-fraction-static, which leaves memory to try kernels in")
+    hbm = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (18.64G) exceeds"
+    error = compile_error("step", jax.errors.JaxRuntimeError(hbm), "TPU v5 lite")
+    assert str(error).endswith("; lower --mem-fraction-static, which leaves more for a step, or --chunked-prefill-size")
 
 
 @pytest.mark.slow

@@ -157,6 +157,26 @@ def test_a_tpu_plans_the_code_of_programs_of_which_few_are_compiled(
     )
 
 
+def test_xla_is_not_asked_for_programs_that_fill_a_tpu(
+    small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It counts the pool as memory that a program needs, and the size of temporaries is not known yet."""
+    pools: list[int] = []
+
+    def measured(*args: Any) -> tuple[int, int]:
+        pools.append(args[-1].pool_tokens)
+        return GIB // 4, GIB // 4
+
+    monkeypatch.setattr(startup, "_measured", measured)
+    monkeypatch.setattr(startup, "usable_bytes", lambda *args: GIB)
+    config = small.make_config(small_model, compile_cache_dir, max_total_tokens=None, max_running_requests=32)
+    settings = startup.begin(config, lambda progress: None)
+    settings = dataclasses.replace(settings, device=dataclasses.replace(settings.device, platform="tpu"))
+    made = startup.make_plan(settings, startup.make_executables(settings, Executables))
+    assert pools == [small.CONTEXT, made.pool_tokens] and made.pool_tokens > small.CONTEXT
+    assert made.temporary_bytes == made.code_bytes == GIB // 4
+
+
 ADVICE = "; --quantization int8 would leave the KV pool twice as much or more"
 
 

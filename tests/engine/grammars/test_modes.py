@@ -12,7 +12,8 @@ from jsg.engine.core import EngineCore
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 from jsg.speech.answers.answer import Answer
-from jsg.types import ConstraintReport, FinishType, GrammarSpec, JumpForward, Request, RequestOutput, SamplingParams
+from jsg.step_reports import ConstraintReport
+from jsg.types import FinishType, GrammarSpec, JumpForward, Request, RequestOutput, SamplingParams
 from tests.constrained.vocabularies import bits
 from tests.engine import small
 from tests.engine.lettered import Outcome, traffic, with_jump

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
-from jsg.sched.drafts.estimates import FIRST_GUESSES, MOST, Estimates, Source, kind_of
+from jsg.sched.drafts.estimates import FIRST_GUESSES, MOST, Estimates, kind_of
 from jsg.sched.drafts.gate import GAIN, HOST_SECONDS, HOST_SECONDS_A_ROW, LEAST_CHANCE, Gate
+from jsg.step_reports import Source
 
 CPU = make_buckets(32, 512)
 GPU = make_buckets(256, 8192, row_multiple=8)
