@@ -174,7 +174,8 @@ def _with_pairs(
     Of that layer XLA keeps keys and values only, because nobody reads its output here.
     """
     (kept,), rows, places = pool.hidden, parts.rows, parts.positions % HIDDEN_KEPT
-    earlier = kept[rows, (parts.positions - 1) % HIDDEN_KEPT]
+    # The barrier puts the read before the write. Otherwise XLA would copy the whole array.
+    kept, earlier = lax.optimization_barrier((kept, kept[rows, (parts.positions - 1) % HIDDEN_KEPT]))
     found = jnp.where(before[:, None] == KEPT, earlier, jnp.where(before[:, None] < 0, 0, hidden[before]))
     *_, cache = model.drafted(inputs, found, pool.layers[-1])
     later = jnp.pad(rows[HIDDEN_KEPT:], (0, min(HIDDEN_KEPT, len(rows))), constant_values=-1)
