@@ -258,13 +258,6 @@ class ModelSpec:
 
         return self._with_each(stored)
 
-    def with_draft(self, holds: Callable[[str], bool]) -> "ModelSpec":
-        """The same, without the layer that drafts if a checkpoint that `holds` these names has been saved without."""
-        draft = self.draft
-        if draft is None or holds(f"{draft.prefix}.{draft.joined}.weight"):
-            return self
-        return dataclasses.replace(self, draft=None)
-
     @property
     def num_layers(self) -> int:
         """Transformer blocks."""

@@ -4,7 +4,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from jsg.engine.core import EngineCore
 from jsg.models.config import read_spec
+from jsg.models.decoder import Decoder
 from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
 from jsg.types import Request, SamplingParams
 from tests.engine import small
@@ -187,12 +188,17 @@ def test_they_change_no_bit_of_an_answer(make: Callable[..., EngineCore], monkey
     plain.close()
 
 
-def test_a_checkpoint_without_the_layer_is_served_without(model, tmp_path: pathlib.Path):
+@pytest.mark.parametrize("left", [None, "mlp.down_proj.weight"])
+def test_a_checkpoint_without_the_layer_or_without_a_part_of_it_is_served_without(
+    model, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, left: str | None
+):
     directory, tensors = model
-    prefix = NAMES[tensors["model_type"]][0]
-    kept = {name: x for name, x in tensors.items() if not name.startswith(prefix) and name != "model_type"}
+    prefix, block, *_ = NAMES[tensors["model_type"]]
+    lacks = prefix if left is None else f"{block}{left}"
+    kept = {name: x for name, x in tensors.items() if not name.startswith(lacks) and name != "model_type"}
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     save_file(kept, tmp_path / "model.safetensors")
     spec = read_spec(tmp_path, drafts=True)
     assert spec.draft is not None and read_spec(tmp_path).draft is None
-    assert load_model(tmp_path, spec).draft is None
+    assert cast(Decoder, load_model(tmp_path, spec)).draft is None
+    assert caplog.text.count("drafts no tokens itself") == (left is not None)
