@@ -40,7 +40,7 @@ def rotate_and_write(
     cache: LayerCache,
     norms: HeadNorms | None,
 ) -> tuple[Float[Array, "T N H"], LayerCache]:
-    """See `ops.rotate_and_write`. XLA rotates heads that are no whole lanes.
+    """See `ops.rotate_and_write`. XLA rotates heads that are not 128 wide.
 
     Raises:
         NotImplementedError: The kernel cannot write to such a pool; the message names the reason.
