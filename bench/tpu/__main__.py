@@ -60,9 +60,8 @@ def figures(estimate: Estimate, loads: Sequence[Load]) -> Iterator[Figure]:
     estimate.compile(loads)
     chips = -(-estimate.num_devices // estimate.chip.devices)
     for load in loads:
-        step, prefill, rate, bound = (
-            make(load) for make in (estimate.step, estimate.prefill, estimate.rate, estimate.bound)
-        )
+        step, prefill = estimate.step(load), estimate.prefill(load)
+        rate, bound = estimate.rate(load), estimate.bound(load)
         facts: dict[str, Any] = {"chip": estimate.name, "chips": chips, "model": estimate.model}
         facts |= {"devices": estimate.num_devices, **load._asdict(), "step_ms": _in_ms(step)}
         facts |= {"prompts_per_s": round(PROMPT_TOKENS / sum(prefill.values())), "prompt_step_ms": _in_ms(prefill)}
