@@ -374,6 +374,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         _HTTP,
         "The answer has `constraint`, which reports what the grammar did.",
     ),
+    Parameter(
+        "return_drafts",
+        Flag(),
+        False,
+        _HTTP,
+        "The answer has `drafts`, which says how many draft tokens it had, by source, and how many steps it took.",
+    ),
 )
 
 

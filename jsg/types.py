@@ -141,6 +141,7 @@ class SamplingParams:
             verify them, "retokenize" appends them, "off" generates them one by one. None is the engine's default.
         speculative: Whether drafts are copied from earlier text: "auto" or "off". None is the engine's default.
         return_constraint: Report in `RequestOutput.constraint` what the grammar did.
+        return_drafts: Report in `RequestOutput.drafts` how many draft tokens there were.
     """
 
     max_new_tokens: int = 128
@@ -165,6 +166,7 @@ class SamplingParams:
     jump_forward: JumpForward | None = None
     speculative: Speculative | None = None
     return_constraint: bool = False
+    return_drafts: bool = False
 
     def __post_init__(self) -> None:
         for name, parameter in _SAMPLING.items():
@@ -279,7 +281,6 @@ class RequestFields:
         return_cache_info: Report why the cached prefix ended where it did.
         sees_all: The report on the cached prefix may say what other namespaces have.
         return_waited: Report for what it waited, and for how long.
-        return_drafts: Report how many draft tokens it had.
         hold: Generate nothing, but keep the prompt in the cache. One output without `finish` says that the prompt is
             cached. The request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
         position_jumps: Pairs of an index and a number. The positions of the token at the index, and of all tokens
@@ -308,7 +309,6 @@ class RequestFields:
     return_cache_info: bool = False
     sees_all: bool = False
     return_waited: bool = False
-    return_drafts: bool = False
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()

@@ -242,7 +242,7 @@ class Drafter:
         outlook = self._outlooks.get(request.rid)
         kinds = [] if outlook is None else outlook.drafted
         report = None
-        if request.return_drafts:
+        if request.sampling.return_drafts:
             report = self._reports.setdefault(request.rid, DraftReport(proposed={}, taken={}))
         for index in range(entry.num_drafts):
             source = kinds[index][0] if index < len(kinds) else Source.FORCED

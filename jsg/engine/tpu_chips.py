@@ -1,9 +1,8 @@
 """The TPU chips of a machine, and what shows some of them to a process.
 
-One process opens all chips of a machine unless variables name some of them, which must form a box. libtpu reads these
-variables. Sources: JAX's list of PCI devices (`jax/_src/hardware_utils.py`), libtpu's lock (XLA's
-`tpu_initializer_helper.cc`), and what JAX's authors, Ray and vLLM set. No engine of jsg has started on a TPU yet, so
-only what a process is given is tested.
+One process opens all chips of a machine unless variables name some, which must form a box. Sources: JAX's list of PCI
+devices (`jax/_src/hardware_utils.py`), libtpu's lock (XLA's `tpu_initializer_helper.cc`), and what JAX's authors, Ray
+and vLLM set. No engine of jsg has started on a TPU yet, so only what a process is given is tested.
 """
 
 import importlib.util
@@ -44,8 +43,7 @@ def may_use_tpu(environment: Mapping[str, str], platforms: str) -> bool:
 def shown(chips: Sequence[str], port: int) -> dict[str, str]:
     """Variables for a process that has these chips to itself, which form a box. libtpu listens at the port.
 
-    libtpu lets in one process at a time unless the box is smaller than a host's; it takes any box of 2 × 2 for a whole
-    host, so it is told that several processes are meant.
+    It takes a box of 2 × 2 for a whole host, which only one process has, unless it is told that several may load it.
     """
     return {
         VISIBLE: ",".join(chips),

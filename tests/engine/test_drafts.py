@@ -4,7 +4,6 @@ In deterministic mode drafts cost nothing, so that the gate lets all of them pas
 they are.
 """
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -109,7 +108,7 @@ def test_nothing_is_proposed_that_is_no_token_or_comes_after_an_end(core: Engine
 def test_a_request_that_asks_is_told_of_its_drafts(core: EngineCore):
     """With the last output only; the counts of all are in `stats`."""
     small.run(core, [(0, asked("first", *range(3, 20)))])
-    core.add(dataclasses.replace(asked("again", *range(3, 20)), return_drafts=True))
+    core.add(asked("again", *range(3, 20), return_drafts=True))
     before, outputs = core.stats(), []
     while core.has_work:
         outputs += core.step()

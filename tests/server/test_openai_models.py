@@ -20,7 +20,7 @@ YES, NO = {"supported": True}, {"supported": False}
 SAMPLING = (
     *("max_tokens", "min_tokens", "n", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k"),
     *("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "ignore_eos", "seed", "logit_bias"),
-    *("skip_special_tokens", "no_stop_trim", "jump_forward", "speculative", "return_constraint"),
+    *("skip_special_tokens", "no_stop_trim", "jump_forward", "speculative", "return_constraint", "return_drafts"),
 )
 TEXT_MODEL = {
     "id": "fake",

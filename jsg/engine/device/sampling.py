@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
@@ -115,22 +114,6 @@ def choose_tokens(
     return jnp.where(largest < jnp.inf, first_best(_perturbed(scores, inputs, is_kept)), -1)
 
 
-def choose_needed(
-    logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables, masks: TokenMasks
-) -> Int[Array, " R"]:
-    """As `choose_tokens` with everything. One of three branches runs: greedy, without tables, with all."""
-
-    def choose(tables: PenaltyTables | None) -> Int[Array, " R"]:
-        return choose_tokens(logits, inputs, tables, allowed_tokens(masks, logits.shape[1]), is_sampled=True)
-
-    def choose_best() -> Int[Array, " R"]:
-        return choose_tokens(logits, inputs, None, is_sampled=False)
-
-    needs_more = jnp.any(masks.rows > 0) | jnp.any(inputs.numbers["temperature"] > 0)
-    branch = jnp.where(jnp.any(inputs.uses_tables), 2, needs_more.astype(jnp.int32))
-    return lax.switch(branch, [choose_best, lambda: choose(None), lambda: choose(tables)])
-
-
 def best_tokens(
     logits: Float[Array, "R part"], inputs: SamplingInputs, allowed: Bool[Array, "R V"] | None, *, is_sampled: bool
 ) -> Int[Array, " R"]:
@@ -182,23 +165,6 @@ def kept_mass(logits: Float[Array, "R V"], allowed: Bool[Array, "R V"]) -> Float
 def count_tokens(tables: PenaltyTables, inputs: SamplingInputs, tokens: Int[Array, " R"]) -> PenaltyTables:
     """The tables after each row's new token."""
     return tables._replace(counts=tables.counts.at[inputs.rows, jnp.maximum(tokens, 0)].add(2))
-
-
-def needed_logprobs(
-    logits: Float[Array, "R V"],
-    tokens: Int[Array, " R"],
-    chosen: Int[Array, "R chosen"],
-    masks: TokenMasks,
-    num_top: int,
-) -> tuple[Logprobs, Float[Array, " R"]]:
-    """`token_logprobs` and `kept_mass`; zeros, which no row needs, where every chosen id is -1."""
-
-    def score() -> tuple[Logprobs, Float[Array, " R"]]:
-        mass = kept_mass(logits, allowed_tokens(masks, logits.shape[1]))
-        return token_logprobs(logits, tokens, chosen, num_top), mass
-
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(score))
-    return lax.cond(jnp.any(chosen >= 0), score, lambda: zeros)
 
 
 def token_logprobs(

@@ -7,6 +7,7 @@ They are pure functions of arrays. `executables.py` compiles them and `runner.py
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
@@ -19,11 +20,9 @@ from jsg.engine.device.sampling import (
     TokenMasks,
     allowed_tokens,
     best_tokens,
-    choose_needed,
     choose_tokens,
     count_tokens,
     kept_mass,
-    needed_logprobs,
     token_logprobs,
 )
 from jsg.kernels_pallas import ops
@@ -241,10 +240,27 @@ def sample_needed(
     *,
     num_top: int,
 ) -> tuple[StepOutput, Int[Array, " R"], PenaltyTables]:
-    """As `sample` with everything. What no row needs is left out while the program runs."""
+    """As `sample` with everything, in branches, so that a batch pays for what its rows need.
+
+    Tokens are the best, or drawn, or drawn after penalties. Where every chosen id is -1, nothing is scored.
+    """
     inputs, logits = unpack_sampling(packed), gather_columns(logits)
-    tokens = _with_forced(choose_needed(logits, inputs, tables, masks), masks)
-    output = StepOutput(tokens, *needed_logprobs(logits, tokens, chosen, masks, num_top))
+
+    def best() -> Int[Array, " B"]:
+        return choose_tokens(logits, inputs, None, is_sampled=False)
+
+    def drawn(tables: PenaltyTables | None) -> Int[Array, " B"]:
+        return choose_tokens(logits, inputs, tables, allowed_tokens(masks, logits.shape[1]), is_sampled=True)
+
+    def score() -> tuple[Logprobs, Float[Array, " B"]]:
+        mass = kept_mass(logits, allowed_tokens(masks, logits.shape[1]))
+        return token_logprobs(logits, tokens, chosen, num_top), mass
+
+    needs_more = jnp.any(masks.rows > 0) | jnp.any(inputs.numbers["temperature"] > 0)
+    branch = jnp.where(jnp.any(inputs.uses_tables), 2, needs_more.astype(jnp.int32))
+    tokens = _with_forced(lax.switch(branch, [best, lambda: drawn(None), lambda: drawn(tables)]), masks)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(score))
+    output = StepOutput(tokens, *lax.cond(jnp.any(chosen >= 0), score, lambda: zeros))
     last_token = last_token.at[inputs.rows].set(jnp.maximum(tokens, 0))
     return output, last_token, count_tokens(tables, inputs, tokens)
 

@@ -38,7 +38,7 @@ TokenIds = Sequence[int] | Sequence[Sequence[int]] | None
 _Item = tuple[int, RequestOutput | JsgError]
 REPORT_FIELDS = (
     *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
-    *("namespace", "priority", "return_cache_info", "return_waited", "return_drafts"),
+    *("namespace", "priority", "return_cache_info", "return_waited"),
 )
 """Arguments of `generate` that go into the request."""
 
@@ -100,7 +100,6 @@ class Engine:
         priority: int = 0,
         return_cache_info: bool = False,
         return_waited: bool = False,
-        return_drafts: bool = False,
         turn_end: int = 0,
     ) -> Any:
         """Continues one prompt or several.
@@ -118,9 +117,8 @@ class Engine:
                 all frames of a tuple.
             stream: Return an iterator over the results so far instead.
             return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-                return_cache_info, return_waited, return_drafts, turn_end: As in `types.Request`. Without
-                `return_logprob` the other log-probabilities ask for nothing. With `max_new_tokens` 0 the alternatives
-                are for the next token.
+                return_cache_info, return_waited, turn_end: As in `types.Request`. Without `return_logprob` the other
+                log-probabilities ask for nothing. With `max_new_tokens` 0 the alternatives are for the next token.
             return_text_in_logprobs: Report the text of each scored token too.
 
         Returns:
@@ -136,7 +134,7 @@ class Engine:
             return_logprob=return_logprob, logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
             priority=priority, return_cache_info=return_cache_info, return_waited=return_waited,
-            return_drafts=return_drafts, turn_end=turn_end,
+            turn_end=turn_end,
         )  # fmt: skip
         tables = self._grammars.tables(self._grammars_of(answers))
         texts = self.tokenizer if return_text_in_logprobs else None

@@ -24,7 +24,7 @@ from jsg.server.http.event_stream import (
 from jsg.server.http.failures import json_response
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
-from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.answers import finish_of, reports_of
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.messages import DROPPED, check_fits, fit_thoughts
 from jsg.server.shared.thinking_fields import template_wishes
@@ -74,7 +74,7 @@ async def create_message(
     content += [_call_block(call.id, call.name, msgspec.json.decode(call.arguments)) for call in found.calls]
     ending = _ending(answer, has_calls=bool(found.calls))
     message = _message(answer, front.model_name)
-    return json_response({**message, "content": content, **ending, **constraint_of(answer)})
+    return json_response({**message, "content": content, **ending, **reports_of(answer)})
 
 
 @router.post("/v1/messages/count_tokens")
@@ -133,7 +133,7 @@ async def _events(generation: Generation, blocks: "_Blocks", model_name: str, wr
             if events:
                 yield events
     ending = _ending(answer, has_calls=answer.has_calls)
-    last = {"type": "message_delta", "delta": ending, "usage": _counts(answer), **constraint_of(answer)}
+    last = {"type": "message_delta", "delta": ending, "usage": _counts(answer), **reports_of(answer)}
     yield [*blocks.end(), last, {"type": "message_stop"}]
 
 

@@ -169,9 +169,6 @@ class GenerateBody(Body):
     return_waited: bool | None = Field(
         None, description="`meta_info.waited` has for what the answer waited, and for how many seconds."
     )
-    return_drafts: bool | None = Field(
-        None, description="`meta_info.drafts` has how many draft tokens the answer had, by source, and its steps."
-    )
     require_reasoning: bool | None = Field(
         None,
         description="The output may begin with thoughts, and a grammar governs what follows. The end of the prompt "
@@ -456,7 +453,6 @@ async def _prompts(
             return_cache_info=bool(body.return_cache_info),
             sees_all=call.caller.is_admin,
             return_waited=bool(body.return_waited),
-            return_drafts=bool(body.return_drafts),
             hold=bool(body.hold),
         )
 

@@ -21,7 +21,7 @@ from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, rendered, respond
 from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
-from jsg.server.shared.answers import constraint_of, finish_of, scores_json
+from jsg.server.shared.answers import finish_of, reports_of, scores_json
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import ALL_THE_ROOM, MAX_NAME_CHARS, TOP_LOGPROBS, Only
 from jsg.server.shared.harmless import VALUES, harmless, template_variables
@@ -264,7 +264,7 @@ class ChatChoice:
             message["tool_calls"] = [shown_call(call) for call in found.calls]
         choice = {"index": self._index, "message": message, "logprobs": self._logprobs(self.answer.scores)}
         finish = self._finish(is_for_calls=bool(found.calls) and not found.is_cut)
-        return choice | finish | constraint_of(self.answer)
+        return choice | finish | reports_of(self.answer)
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         """First the role, once; then the text and the calls; at the end the reason for it."""
@@ -284,7 +284,7 @@ class ChatChoice:
             pieces.append(self._piece(change, scored))
             scored = ()
         if delta.finish is not None:
-            pieces.append(self._piece({}) | finish | constraint_of(self.answer))
+            pieces.append(self._piece({}) | finish | reports_of(self.answer))
         return pieces
 
     def text_piece(self, text: str) -> dict[str, Any]:

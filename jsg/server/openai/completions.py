@@ -23,7 +23,7 @@ from jsg.server.http.json_pieces import item_pieces
 from jsg.server.http.long_response import respond_in_pieces
 from jsg.server.openai.body import OpenAIBody
 from jsg.server.openai.common import TokenNames, head_of, rendered, respond, shown_logprob
-from jsg.server.shared.answers import NOT_ENDED, constraint_of, finish_of, scores_json
+from jsg.server.shared.answers import NOT_ENDED, finish_of, reports_of, scores_json
 from jsg.server.shared.beginning import begin
 from jsg.server.shared.fields import Only
 from jsg.server.shared.harmless import harmless
@@ -139,7 +139,7 @@ class TextChoice:
 
         request, num_scored = self.answer.request, num_before + len(scored)
         logprobs = scores_json(show, num_scored, request) if request.return_logprob else None
-        end = finish_of(self.answer) | constraint_of(self.answer) if has_ended else NOT_ENDED
+        end = finish_of(self.answer) | reports_of(self.answer) if has_ended else NOT_ENDED
         return {"index": self._index, "text": text, "logprobs": logprobs, **end}
 
     def _logprobs(self, scored: Iterable[TokenLogprob]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from jsg.server.generation import Generation
 from jsg.server.http.json_pieces import JsonLists
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.responses_tools import InputReader, Origin
-from jsg.server.shared.answers import constraint_of, finish_of, step_of
+from jsg.server.shared.answers import finish_of, reports_of, step_of
 from jsg.speech.answers.answer import Answer, AnswerDelta
 from jsg.speech.answers.tool_calls import CallDelta, ContentDelta
 from jsg.speech.rules.thinking import sealed
@@ -256,7 +256,7 @@ class Reply:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": output,
             "usage": None if status == "in_progress" else _usage(self.answer),
-            **({} if self.answer.finish is None or status == "in_progress" else constraint_of(self.answer)),
+            **({} if self.answer.finish is None or status == "in_progress" else reports_of(self.answer)),
         }
 
 

@@ -28,9 +28,11 @@ def finish_of(answer: Answer) -> dict[str, Any]:
     return {"finish_reason": finish.type.value, "matched_stop": finish.matched}
 
 
-def constraint_of(answer: Answer) -> dict[str, Any]:
-    """The report on the grammar, under `constraint`, where the client asked for it."""
-    return {"constraint": answer.constraint()} if answer.request.sampling.return_constraint else {}
+def reports_of(answer: Answer) -> dict[str, Any]:
+    """What the client asked for: the report on the grammar, under `constraint`, and that on drafts, under `drafts`."""
+    sampling = answer.request.sampling
+    constraint = {"constraint": answer.constraint()} if sampling.return_constraint else {}
+    return constraint | ({"drafts": answer.drafts()} if sampling.return_drafts else {})
 
 
 def scores_json(

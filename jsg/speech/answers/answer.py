@@ -417,8 +417,8 @@ class Answer:
             meta["cache"] = None if self.cache_report is None else _shown_cache(self.cache_report, self.request)
         if self.request.return_waited:
             meta["waited"] = by_name(self.waited)
-        if self.request.return_drafts and self.finish is not None:
-            meta["drafts"] = self._shown_drafts()
+        if self.request.sampling.return_drafts and self.finish is not None:
+            meta["drafts"] = self.drafts()
         if self.request.sampling.return_constraint and (delta is None or self.finish is not None):
             meta["constraint"] = self.constraint()
         if self.request.return_logprob:
@@ -443,7 +443,7 @@ class Answer:
             "is_complete": report.is_complete,
         }
 
-    def _shown_drafts(self) -> dict[str, Any]:
+    def drafts(self) -> dict[str, Any]:
         """How many draft tokens it had, by source, and in how many steps its tokens came."""
         report = self._drafts or DraftReport(proposed={}, taken={})
         return {

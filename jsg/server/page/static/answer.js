@@ -25,7 +25,7 @@ export async function streamAnswer(app, body, node, changed, signal) {
   }
 }
 
-function takeChoice(node, { delta, logprobs, finish_reason: finish, matched_stop: stop, constraint }, clock) {
+function takeChoice(node, { delta, logprobs, finish_reason: finish, matched_stop: stop, constraint, drafts }, clock) {
   const { reasoning_content: thoughts } = delta;
   if (thoughts || delta.content || delta.tool_calls || logprobs) {
     clock.last = performance.now();
@@ -38,6 +38,7 @@ function takeChoice(node, { delta, logprobs, finish_reason: finish, matched_stop
   if (finish) node.finish = finish;
   if (typeof stop === "number") node.has_end = true; // its last token is the one that ended it, and no text
   if (constraint) node.constraint = constraint;
+  if (drafts) node.drafts = drafts;
 }
 
 /** A call comes in pieces: the first one has its name, the others have parts of its arguments. */
@@ -65,7 +66,7 @@ function timesOf({ begun, first, last }, node) {
 /** What is told below an answer, as short texts. */
 export function factsOf(node) {
   const facts = [];
-  const { usage, times, constraint } = node;
+  const { usage, times, constraint, drafts } = node;
   if (times?.first_ms != null) facts.push(`first token ${Math.round(times.first_ms)} ms`);
   if (times?.rate != null) facts.push(`${times.rate.toFixed(times.rate < 10 ? 1 : 0)} tokens/s`);
   if (usage) {
@@ -73,6 +74,8 @@ export function factsOf(node) {
     facts.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
   }
   if (constraint) facts.push(`grammar wrote ${Math.round(100 * constraint.forced_share)} %`);
+  const drafted = Object.values(drafts?.taken ?? {}).reduce((all, count) => all + count, 0);
+  if (drafted) facts.push(`${drafted} tokens by drafts`);
   if (constraint && !constraint.is_complete) facts.push("form incomplete");
   if (node.finish && node.finish !== "stop") facts.push(`ended by ${node.finish}`);
   return facts;

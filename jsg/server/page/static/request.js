@@ -82,7 +82,7 @@ function messagesOfTurn(node) {
 }
 
 function fieldsOf(settings) {
-  const fields = {};
+  const fields = { return_drafts: true };
   for (const [name] of NUMBERS) if (settings[name] !== "") fields[name] = Number(settings[name]);
   if (settings.thinking !== "") fields.enable_thinking = settings.thinking === "on";
   const stops = settings.stop.split("\n").filter((line) => line !== "");
