@@ -109,7 +109,9 @@ class Estimate:
         token_bytes = self.config.kv_bytes_per_token(ITEM_BYTES) / len(self.config.layers) / self.num_devices
 
         def kernel(operation: Operation) -> tuple[str, float, float]:
-            found = self._programs[program, 1].kernels[operation.of]
+            found = self._programs[program, 1].kernels.get(operation.of)
+            if found is None:
+                raise NotImplementedError(f"{operation.of} is a kernel of XLA's own, which says nothing of its loops")
             kind, cycles, slots = tiles.cost(operation.of, found, compiled.page_size)
             return kind, cycles / self.chip.clock_hz, slots * token_bytes + operation.hbm_bytes
 
