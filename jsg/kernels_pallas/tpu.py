@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache, Scoring
-from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
 from jsg.kernels_pallas.tpu_write import LANES, granule
 from jsg.window import Window
 
@@ -38,27 +38,29 @@ LOG2_E = math.log2(math.e)
 
 
 class Tiles(NamedTuple):
-    """Consecutive tokens of one request each, as `AttentionInputs.tile_rows` and so on. Real ones come first."""
+    """Tiles from `first` to `end`, each of consecutive tokens of one request, as `AttentionInputs` has them."""
 
     rows: Int[Array, " n"]
     positions: Int[Array, " n"]
+    starts: Int[Array, " n"]
     lens: Int[Array, " n"]
-    num: Int[Array, " 1"]
+    first: Int[Array, ""] | int
+    end: Int[Array, ""] | int
 
 
 class _Call(NamedTuple):
     """What is static in a call of the kernel.
 
     Attributes:
-        size: Tokens of a tile.
-        group: Query heads of a key-value head, whose rows of each token are neighbours.
+        size: Tokens of a tile at most.
+        rows: Rows of a key-value head in the matmuls of a tile: its query heads, of each the tokens.
         block: Keys that are fetched and multiplied at a time, whole pages.
         scoring: See `Scoring`.
         has_sinks: Whether there are sinks.
     """
 
     size: int
-    group: int
+    rows: int
     block: int
     scoring: Scoring
     has_sinks: bool
@@ -76,132 +78,108 @@ def paged_attention(
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Accumulates in float32 and returns the queries' dtype.
 
-    The singles of a step are one launch, and its tiles another one.
+    The singles, the short tiles and the other tiles of a step are a launch each.
 
     Raises:
         NotImplementedError: The kernel cannot do this shape or type; the message names it.
     """
     if len(cache) != 1 or cache[0].ndim != 5:
         raise NotImplementedError("the TPU kernel wants the keys of a page side by side, one head after another")
-    (pool,), scoring = cache, Scoring(scale, window, softcap)
+    (pool,), out = cache, None
     _check(queries, pool)
-    attend = functools.partial(_attend, pool=pool, table=inputs.page_table, scoring=scoring, sinks=sinks)
-    out = jnp.zeros_like(queries)
+    how: dict[str, Any] = {"scoring": Scoring(scale, window, softcap), "sinks": sinks}
     if num := len(inputs.single_rows):
-        is_single = inputs.single_kv_lens > 0
-        ones = is_single.astype(jnp.int32)
-        tiles = Tiles(inputs.single_rows, inputs.single_kv_lens - 1, ones, jnp.sum(ones)[None])
-        found = attend(queries[:num, None], tiles)[:, 0]
-        out = out.at[:num].set(jnp.where(is_single[:, None, None], found, 0))
+        lens = (inputs.single_kv_lens > 0).astype(jnp.int32)
+        singles = Tiles(inputs.single_rows, inputs.single_kv_lens - 1, jnp.arange(num), lens, 0, jnp.sum(lens))
+        out = _attend(out, queries, pool, inputs.page_table, singles, 1, **how)
+    tiles = inputs.tile_rows, inputs.tile_positions, inputs.tile_starts, inputs.tile_lens
     if len(inputs.tile_rows):
-        parts = inputs.tile_rows, inputs.tile_positions, inputs.tile_lens
-        tiles = Tiles(*parts, jnp.asarray(inputs.num_tiles, jnp.int32).reshape(1))
-        padded = jnp.pad(queries, ((0, QUERY_TILE), (0, 0), (0, 0)))
-        cut = jax.vmap(lambda start: lax.dynamic_slice_in_dim(padded, start, QUERY_TILE))(inputs.tile_starts)
-        found = attend(cut, tiles)
-        out = _joined(out, found, inputs)
-    return out
-
-
-def _joined(
-    out: Float[Array, "T N H"], found: Float[Array, "Q size N H"], inputs: AttentionInputs
-) -> Float[Array, "T N H"]:
-    """`out` with the tokens of tiles."""
-    index = jnp.arange(len(out))[:, None] - inputs.tile_starts  # [T, Q]
-    is_of_tile = (index >= 0) & (index < inputs.tile_lens) & (jnp.arange(len(found)) < inputs.num_tiles)
-    place = jnp.sum(jnp.where(is_of_tile, index + jnp.arange(len(found)) * found.shape[1], 0), axis=1)
-    of_tiles = found.reshape(-1, *found.shape[2:])[place]
-    return jnp.where(jnp.any(is_of_tile, axis=1)[:, None, None], of_tiles, out)
+        ends = 0, inputs.num_short_tiles, inputs.num_tiles
+        for size, first, end in zip((SHORT_TILE, QUERY_TILE), ends[:2], ends[1:], strict=True):
+            out = _attend(out, queries, pool, inputs.page_table, Tiles(*tiles, first, end), size, **how)
+    if out is None:
+        return jnp.zeros_like(queries)
+    return jnp.where((jnp.arange(len(out)) < inputs.num_tokens)[:, None, None], out, 0)  # nobody writes the others
 
 
 def _attend(
-    queries: Float[Array, "n size N H"],
-    tiles: Tiles,
-    *,
+    out: Float[Array, "T N H"] | None,
+    queries: Float[Array, "T N H"],
     pool: Float[Array, "P K parts page_size width"],
     table: Int[Array, "R C"],
+    tiles: Tiles,
+    size: int,
+    *,
     scoring: Scoring,
     sinks: Float[Array, " N"] | None,
-) -> Float[Array, "n size N H"]:
-    """Attention of tiles of one size. Rows of tiles that are not real, or shorter, are anything."""
-    num, size, heads, head_dim = queries.shape
-    _, kv_heads, parts, page_size, width = pool.shape
-    group = heads // kv_heads
-    at_a_time = min(num, max(1, SUBLANES // size))
-    padding, rows = -num % at_a_time, -(-size * group // SUBLANES) * SUBLANES
-    keys = KEY_BLOCK if size > 1 or kv_heads > 2 else 2 * KEY_BLOCK
-    call = _Call(size, group, max(page_size, keys // page_size * page_size), scoring, sinks is not None)
+) -> Float[Array, "T N H"]:
+    """`out` with attention of tiles of at most `size` tokens. Without it, other tokens have any."""
+    (_, heads, head_dim), (_, kv_heads, parts, page_size, width) = queries.shape, pool.shape
+    group, num_keys = heads // kv_heads, KEY_BLOCK if size > 1 or kv_heads > 2 else 2 * KEY_BLOCK
+    rows = -(-size * group // SUBLANES) * SUBLANES
+    call = _Call(size, rows, max(page_size, num_keys // page_size * page_size), scoring, sinks is not None)
+    padded = -(-(heads + rows - size * group) // SUBLANES) * SUBLANES
     dtype = queries.dtype if pool.dtype.itemsize == 1 else jnp.promote_types(queries.dtype, pool.dtype)
-    by_head = queries.astype(dtype).reshape(num, size, kv_heads, group, head_dim).swapaxes(1, 2)
-    by_head = by_head.reshape(num, kv_heads, size * group, head_dim)
-    by_head = jnp.pad(by_head, ((0, padding), (0, 0), (0, rows - size * group), (0, width - head_dim)))
-    scalars = [jnp.pad(each, (0, padding)) for each in tiles[:3]]
-    of_rows = [] if sinks is None else [_sinks_of_rows(sinks, kv_heads, size, rows)]
-    spec = pl.BlockSpec((at_a_time, *by_head.shape[1:]), lambda i, *_: (i, 0, 0, 0))
-    out = pl.pallas_call(
+    ends = jnp.stack([jnp.asarray(end, jnp.int32) for end in tiles[4:]])
+    of_rows = []
+    if sinks is not None:
+        of_heads = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, -1) * LOG2_E, size, axis=1)
+        of_heads = jnp.pad(of_heads, ((0, 0), (0, rows - size * group))).reshape(-1, 1)
+        of_rows = [jnp.broadcast_to(of_heads, (kv_heads * rows, LANES))]
+    before = [] if out is None else [out]
+    hbm, tokens = pl.BlockSpec(memory_space=pl.ANY), pltpu.VMEM((2, size, heads, head_dim), queries.dtype)
+    return pl.pallas_call(
         functools.partial(_kernel, call=call),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
-            grid=(len(by_head) // at_a_time,),
-            in_specs=[
-                *[pl.BlockSpec(memory_space=pl.ANY)] * 2,
-                spec,
-                *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(of_rows),
-            ],
-            out_specs=spec,
+            num_scalar_prefetch=5,
+            grid=(1,),
+            in_specs=[*[hbm] * 3, *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(of_rows), *[hbm] * len(before)],
+            out_specs=hbm,
             scratch_shapes=[
                 pltpu.VMEM((NUM_BUFFERS, kv_heads, parts, call.block, width), pool.dtype),
                 pltpu.SemaphoreType.DMA((NUM_BUFFERS,)),
+                pltpu.SMEM((2, table.shape[1]), jnp.int32),
+                *[tokens] * 2,
+                *[pltpu.SemaphoreType.DMA((2,))] * 3,
+                pltpu.VMEM((width // LANES, size * padded, LANES), jnp.float32),
+                pltpu.VMEM((kv_heads, rows, width), dtype),
                 *[pltpu.VMEM((kv_heads * rows, LANES), jnp.float32)] * 2,
                 pltpu.VMEM((kv_heads * rows, width), jnp.float32),
                 pltpu.SMEM((4,), jnp.int32),
-                pltpu.SMEM((2, table.shape[1]), jnp.int32),
-                pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct(by_head.shape, queries.dtype),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True
-        ),
+        out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
+        input_output_aliases={8 + len(of_rows): 0} if before else {},
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         name=f"attention_of_{size}",
-    )(*scalars, tiles.num, table, pool, by_head, *of_rows)
-    out = out[:num, :, : size * group, width - head_dim :].reshape(num, kv_heads, size, group, head_dim)
-    return out.swapaxes(1, 2).reshape(queries.shape)
-
-
-def _sinks_of_rows(sinks: Float[Array, " N"], kv_heads: int, size: int, rows: int) -> Float[Array, "K·rows lanes"]:
-    """The sink of each row of a tile's matmuls, on the scale of powers of two, in all lanes."""
-    each = jnp.tile(sinks.astype(jnp.float32).reshape(kv_heads, 1, -1), (1, size, 1)).reshape(kv_heads, -1)
-    each = jnp.pad(each, ((0, 0), (0, rows - each.shape[1]))).reshape(-1, 1) * LOG2_E
-    return jnp.broadcast_to(each, (len(each), LANES))
+    )(*tiles[:4], ends, table, pool, queries, *of_rows, *before)
 
 
 def _kernel(
     rows_ref: Any,
     positions_ref: Any,
+    starts_ref: Any,
     lens_ref: Any,
-    count_ref: Any,
+    ends_ref: Any,
     table_ref: Any,
     pool_ref: Any,
     queries_ref: Any,
     *refs: Any,
     call: _Call,
 ) -> None:
-    """Attention of some tiles, `[tiles, K, rows, width]`: rows are the tokens and the query heads of a key-value head.
+    """Attention of some tiles, one after another, and for each tile over blocks of keys, by one program.
 
-    The programs run in order. Each goes over its tiles, and for each tile over blocks of keys. The pages of a block,
-    and only those that a token of the tile sees, are copied from the pool one by one. While a block is computed on, the
-    next one is fetched, which may be the first one of the next tile or of the next program: `fetches_ref` holds the
-    tile and the block of the next fetch, the number of fetches, and that of blocks computed. The row of the page table
-    that a fetch needs is read while the pages of the tile before are fetched. What a buffer held before stays where no
-    page is copied, so values of zero weight are finite there, and scores are masked.
+    The pages of a block, and only those that a token of the tile sees, are copied from the pool one by one. While a
+    block is computed on, the next one is fetched, which may be the first one of the next tile: `fetches_ref` holds the
+    tile and the block of the next fetch, the number of fetches, and that of blocks computed. What a buffer held before
+    stays where no page is copied, so values of zero weight are finite there, and scores are masked. The queries of the
+    next tile, and its row of the page table, are read meanwhile, and the results of a tile are written during the next.
     """
-    sinks_ref, (out_ref, buffers_ref, semaphores, *softmax, fetches_ref, pages_ref, page_reads) = (
-        (refs[0], refs[1:]) if call.has_sinks else (None, refs)
-    )
-    window, block = call.scoring.window, call.block
-    at_a_time, page_size, num_buffers = len(queries_ref), pool_ref.shape[3], len(buffers_ref)
-    pages_of_block, first_tile, count = block // page_size, pl.program_id(0) * at_a_time, count_ref[0]
+    sinks_ref = refs[0] if call.has_sinks else None
+    out_ref, buffers_ref, semaphores, pages_ref, read_ref, written_ref, page_reads, reads, writes = refs[-15:-6]
+    tokens_ref, heads_ref, *softmax, fetches_ref = refs[-6:]
+    window, block, (first_tile, count) = call.scoring.window, call.block, (ends_ref[0], ends_ref[1])
+    page_size, num_buffers, pages_of_block = pool_ref.shape[3], len(buffers_ref), block // pool_ref.shape[3]
 
     def first_key(tile: Any) -> Any:
         return jnp.int32(0) if window is None else jnp.maximum(window.first(positions_ref[tile]), 0)
@@ -222,9 +200,25 @@ def _kernel(
         place = pl.ds(i * page_size, page_size)
         return pltpu.make_async_copy(pool_ref.at[page], buffers_ref.at[slot, :, :, place], semaphores.at[slot])
 
-    def read_row(tile: Any) -> Any:
+    def page_read(tile: Any) -> Any:
         slot = lax.rem(tile, 2)
         return pltpu.make_async_copy(table_ref.at[rows_ref[tile]], pages_ref.at[slot], page_reads.at[slot])
+
+    def for_tokens(tile: Any, do: Callable[[Any, int], None]) -> None:
+        """`do` for parts of a tile, whose lengths are powers of two: the first token in it, and the length."""
+        for size in (1 << bit for bit in range(call.size.bit_length())):
+            first = lens_ref[tile] & ~(2 * size - 1)
+            pl.when((lens_ref[tile] & size) > 0)(functools.partial(do, first, size))
+
+    def query_read(tile: Any, first: Any, size: int) -> Any:
+        slot = lax.rem(tile, 2)
+        source = queries_ref.at[pl.ds(starts_ref[tile] + first, size)]
+        return pltpu.make_async_copy(source, read_ref.at[slot, pl.ds(first, size)], reads.at[slot])
+
+    def out_write(tile: Any, first: Any, size: int) -> Any:
+        slot = lax.rem(tile, 2)
+        target = out_ref.at[pl.ds(starts_ref[tile] + first, size)]
+        return pltpu.make_async_copy(written_ref.at[slot, pl.ds(first, size)], target, writes.at[slot])
 
     def fetch_next() -> None:
         tile, index, number = fetches_ref[0], fetches_ref[1], fetches_ref[2]
@@ -235,8 +229,8 @@ def _kernel(
 
             @pl.when(index == lax.div(first_key(tile), block))
             def _() -> None:
-                read_row(tile).wait()
-                pl.when(tile + 1 < count)(lambda: read_row(tile + 1).start())
+                page_read(tile).wait()
+                pl.when(tile + 1 < count)(lambda: page_read(tile + 1).start())
 
             def start(i: Any) -> None:
                 copy(pages_ref[place, index * pages_of_block + i], i, slot).start()
@@ -251,38 +245,86 @@ def _kernel(
             fetches_ref[1] = jnp.where(is_last, lax.div(first_key(next_tile), block), index + 1)
             fetches_ref[2] = number + 1
 
-    @pl.when(first_tile == 0)
+    def one_block(tile: Any, index: Any) -> None:
+        fetch_next()
+        slot = lax.rem(fetches_ref[3], num_buffers)
+        whole = pltpu.make_async_copy(buffers_ref.at[slot], buffers_ref.at[slot], semaphores.at[slot])
+        for_pages(tile, index, whole.wait, lambda i: copy(0, i, slot).wait())
+        _attend_block(heads_ref, buffers_ref.at[slot], softmax, positions_ref[tile], index * block, call)
+        fetches_ref[3] += 1
+
+    def one_tile(tile: Any, _: None) -> None:
+        for_tokens(tile, lambda *part: query_read(tile, *part).wait())
+        pl.when(tile + 1 < count)(lambda: for_tokens(tile + 1, lambda *part: query_read(tile + 1, *part).start()))
+        _split_heads(read_ref.at[lax.rem(tile, 2)], tokens_ref, heads_ref)
+        for ref, value in zip(softmax, (MASKED, 0, 0), strict=True):
+            ref[...] = jnp.full_like(ref, value)
+        first, end = lax.div(first_key(tile), block), lax.div(end_key(tile) + block - 1, block)
+        lax.fori_loop(first, end, lambda index, _: one_block(tile, index), None)
+        if sinks_ref is not None:
+            _rescale(softmax, slice(None), sinks_ref[...])
+            softmax[1][...] += jnp.exp2(sinks_ref[...] - softmax[0][...])
+        pl.when(tile - 2 >= first_tile)(lambda: for_tokens(tile - 2, lambda *part: out_write(tile - 2, *part).wait()))
+        _join_heads(softmax, tokens_ref, written_ref.at[lax.rem(tile, 2)], len(heads_ref))
+        for_tokens(tile, lambda *part: out_write(tile, *part).start())
+
+    @pl.when(first_tile < count)
     def _() -> None:
         buffers_ref[...] = jnp.zeros_like(buffers_ref)
-        fetches_ref[0], fetches_ref[1], fetches_ref[2], fetches_ref[3] = 0, lax.div(first_key(0), block), 0, 0
-        pl.when(count > 0)(lambda: read_row(0).start())
+        read_ref[...] = jnp.zeros_like(read_ref)
+        fetches_ref[0], fetches_ref[1] = first_tile, lax.div(first_key(first_tile), block)
+        fetches_ref[2], fetches_ref[3] = 0, 0
+        page_read(first_tile).start()
+        for_tokens(first_tile, lambda *part: query_read(first_tile, *part).start())
         for _ in range(num_buffers - 1):
             fetch_next()
 
-    def one_tile(place: Any, _: None) -> None:
-        tile = first_tile + place
-        for ref, value in zip(softmax, (MASKED, 0, 0), strict=True):
-            ref[...] = jnp.full_like(ref, value)
+    lax.fori_loop(first_tile, count, one_tile, None)
+    for tile in (count - 2, count - 1):
+        pl.when(tile >= first_tile)(lambda tile=tile: for_tokens(tile, lambda *part: out_write(tile, *part).wait()))
 
-        def one_block(index: Any, _: None) -> None:
-            fetch_next()
-            slot = lax.rem(fetches_ref[3], num_buffers)
-            whole = pltpu.make_async_copy(buffers_ref.at[slot], buffers_ref.at[slot], semaphores.at[slot])
-            for_pages(tile, index, whole.wait, lambda i: copy(0, i, slot).wait())
-            _attend_block(
-                queries_ref.at[place], buffers_ref.at[slot], softmax, positions_ref[tile], index * block, call
-            )
-            fetches_ref[3] += 1
 
-        lax.fori_loop(lax.div(first_key(tile), block), lax.div(end_key(tile) + block - 1, block), one_block, None)
-        _, total_ref, weighted_ref = softmax
-        if sinks_ref is not None:
-            _rescale(softmax, slice(None), sinks_ref[...])
-            total_ref[...] += jnp.exp2(sinks_ref[...] - softmax[0][...])
-        out = weighted_ref[...] / _lanes(total_ref[...], weighted_ref.shape[1])
-        out_ref[place] = out.reshape(out_ref.shape[1:]).astype(out_ref.dtype)
+def _rows_of_heads(heads: int, kv_heads: int, rows: int, size: int, padded: int) -> list[tuple[int, Any, Any]]:
+    """Which rows of a tile's matmuls are which of its tokens: key-value head, rows of it, rows of tokens.
 
-    lax.fori_loop(0, jnp.clip(count - first_tile, 0, at_a_time), one_tile, None)
+    Tokens have `padded` rows each, first those of their heads. In matmuls the query heads of a single token are
+    neighbours, and so are the tokens of each query head of a tile. Rows of matmuls that are padding belong to the next
+    head, which comes later, or to none.
+    """
+    group = heads // kv_heads
+    if size == 1:
+        return [(head, pl.ds(0, rows), pl.ds(head * group, rows)) for head in range(kv_heads)]
+    each = [(head, i) for head in range(kv_heads) for i in range(group)]
+    return [(head, pl.ds(i * size, size), pl.ds(head * group + i, size, padded)) for head, i in each]
+
+
+def _split_heads(read_ref: Any, tokens_ref: Any, heads_ref: Any) -> None:
+    """Puts queries `[size, N, H]` where matmuls want them, `[K, rows, width]`. Beyond H there are zeros."""
+    (size, heads, head_dim), (kv_heads, rows, width) = read_ref.shape, heads_ref.shape
+    padded, queries = tokens_ref.shape[1] // size, read_ref[...].astype(jnp.float32)
+    if padded > heads:
+        queries = jnp.concatenate([queries, jnp.zeros((size, padded - heads, head_dim), jnp.float32)], axis=1)
+    queries = queries.reshape(size * padded, head_dim)
+    if width > head_dim:
+        queries = jnp.concatenate([queries, jnp.zeros_like(queries)], axis=1)
+    for i in range(width // LANES):
+        tokens_ref[i] = queries[:, i * LANES : (i + 1) * LANES]
+        for head, at, of in _rows_of_heads(heads, kv_heads, rows, size, padded):
+            heads_ref[head, at, pl.ds(i * LANES, LANES)] = tokens_ref[i, of].astype(heads_ref.dtype)
+
+
+def _join_heads(softmax: Sequence[Any], tokens_ref: Any, written_ref: Any, kv_heads: int) -> None:
+    """Puts the weighted means of values `[K·rows, width]` where they are written from, `[size, N, H]`."""
+    _, total_ref, weighted_ref = softmax
+    (size, heads, head_dim), width = written_ref.shape, weighted_ref.shape[1]
+    rows, padded = len(weighted_ref) // kv_heads, tokens_ref.shape[1] // size
+    for head, at, of in _rows_of_heads(heads, kv_heads, rows, size, padded):
+        at = pl.ds(head * rows + at.start, at.size)
+        means = weighted_ref[at] / _lanes(total_ref[at], width)
+        for i in range(width // LANES):
+            tokens_ref[i, of] = means[:, i * LANES : (i + 1) * LANES]
+    means = jnp.concatenate([tokens_ref[i] for i in range(width // LANES)], axis=1)[:, width - head_dim :]
+    written_ref[...] = means.reshape(size, padded, head_dim)[:, :heads].astype(written_ref.dtype)
 
 
 def _attend_block(
@@ -296,7 +338,7 @@ def _attend_block(
     kv_heads, rows, _ = queries_ref.shape
     scale, window, softcap = call.scoring.scale, call.scoring.window, call.scoring.softcap
     num = next(num for num in range(kv_heads, 0, -1) if kv_heads % num == 0 and (num == 1 or num * rows <= TOGETHER))
-    token = lax.broadcasted_iota(jnp.int32, (rows, 1), 0) // call.group if call.size > 1 else jnp.zeros((rows, 1), int)
+    token = lax.broadcasted_iota(jnp.int32, (rows, 1), 0) & (call.size - 1)
     positions = position + jnp.concatenate([token] * num)
     keys = first_key + lax.broadcasted_iota(jnp.int32, (num * rows, call.block), 1)
     seen = keys <= positions

@@ -40,7 +40,7 @@ def rotate_and_write(
     cache: LayerCache,
     norms: HeadNorms | None,
 ) -> tuple[Float[Array, "T N H"], LayerCache]:
-    """See `ops.rotate_and_write`. XLA rotates heads that are no whole lanes.
+    """See `ops.rotate_and_write`. XLA rotates heads that are not 128 wide.
 
     Raises:
         NotImplementedError: The kernel cannot write to such a pool; the message names the reason.
@@ -54,7 +54,7 @@ def rotate_and_write(
             f"the TPU kernel wants pages of a multiple of {size} tokens and heads of a multiple of 64 numbers, but got "
             f"pages of {page_size} and rows of {width}"
         )
-    if cos.shape[1] % (LANES // 2) == 0:
+    if cos.shape[1] == LANES // 2:  # Mosaic stores no longer rows with a stride
         queries, new = vmem_rotate.rotated(qkv, cos, sin, norms)
         return queries, (_write(pool, slots, to_pool_dtype(new, pool.dtype)),)
     queries, *new = rotated(qkv, cos, sin, norms)
