@@ -163,12 +163,12 @@ def grouped_matmul_kernel(
     if form.has_zero:
         _cut(whole.wide_zero, zeros)
     plain = dataclasses.replace(form, numbers="int8", is_exact=False)
-    sums[...] = jnp.zeros_like(sums)
+    sums[...] = jnp.zeros(sums.shape)
 
     def add(part: Int[Array, ""], _: None) -> None:
         def weights(numbers: Array) -> Float[Array, "k n"]:
             zero = zeros[part] if form.has_zero else None
-            step = jnp.ones_like(zero) if form.has_step else None
+            step = jnp.ones(zeros.shape[1:]) if form.has_step else None
             return Quantised(numbers.astype(jnp.float32), scales[part], plain, zero, step=step).restored(jnp.float32)
 
         length = block_k // form.per_byte

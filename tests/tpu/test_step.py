@@ -17,7 +17,7 @@ from bench.device.shapes import MIXTRAL_8X7B
 from bench.shapes import LLAMA_8B
 from jsg.engine import shapes
 from jsg.engine.device.memory import SAMPLED_BYTES, extend_bound
-from jsg.engine.device.programs import EVERYTHING, GREEDY, Variant
+from jsg.engine.device.programs import EVERYTHING, GREEDY, SAMPLED, Variant
 from jsg.kernels_pallas import ops
 from jsg.models.quantise import BYTES_PER_NUMBER
 from jsg.sched.buckets import BucketKey, Phase
@@ -160,20 +160,24 @@ def test_eight_rows(name: str, target: str, options: Options):
 
 
 @pytest.mark.parametrize(
-    ("target", "num_rows", "variant"),
+    ("target", "num_rows", "variant", "most"),
     [
-        ("v5e", 256, GREEDY),
-        ("v6e", 256, EVERYTHING),
+        ("v5e", 256, GREEDY, 2.1),
+        ("v6e", 256, SAMPLED, 2.1),
+        ("v5e", 256, EVERYTHING, 26),
     ],
     ids=str,
 )
-def test_sampling(target: str, num_rows: int, variant: Variant):
+def test_sampling(target: str, num_rows: int, variant: Variant, most: float):
+    """It accesses at most so many times the bytes of the logits. All branches count, and kernels say theirs."""
     of = made("llama", target, {"num_hidden_layers": 1})
     program = of.program(("sample", num_rows, variant))
     bound = STEP_TEMPORARY_BYTES if variant == GREEDY else SAMPLED_BYTES * num_rows * of.settings.model.vocab_size
     assert program.temporary_bytes <= bound
     counts = (MAX_RUNNING + 1) * of.settings.model.vocab_size * jnp.int32.dtype.itemsize
     assert not variant.has_tables or program.aliased_bytes >= counts
+    cost = of.executables.compiled(("sample", num_rows, variant)).cost_analysis()
+    assert cost["bytes accessed"] <= most * num_rows * of.settings.model.vocab_size * jnp.float32.dtype.itemsize
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
