@@ -93,7 +93,7 @@ def test_the_model_drafts_as_many_tokens_as_are_worth_its_time():
         gate.repeat_seconds = dict.fromkeys((1, 8, 32), part * 0.01)
         assert gate.num_repeats(1, [], own, 128) == expected, part
     gate.repeat_seconds = dict.fromkeys((1, 8, 32), 0.003)
-    assert gate.num_repeats(2, [], own, 128) == 2
+    assert gate.num_repeats(2, [], own, 128) == 1
     assert gate.num_repeats(2, [[0.99] * 6], own, 128) == 0, "other proposals gain more alone"
 
 
