@@ -157,13 +157,15 @@ def make(
     return Arrays(queries, keys, values, _inputs(case, table, singles), sinks, out, lse)
 
 
-def cache_of(keys: jax.Array, values: jax.Array, *, is_by_head: bool) -> tuple[jax.Array, ...]:
+def cache_of(
+    keys: jax.Array | np.ndarray, values: jax.Array | np.ndarray, *, is_by_head: bool
+) -> tuple[jax.Array, ...]:
     """Pools `[P, page_size, K, H]` as a kernel wants them: as they are, or by head (see `KVPool.layers`)."""
     if not is_by_head:
-        return keys, values
-    keys, values = (jnp.swapaxes(each, 1, 2) for each in (keys, values))
-    parts = jnp.stack([keys, values], axis=2)
-    return (parts if keys.shape[-1] % 128 == 0 else jnp.concatenate([keys, values], axis=-1)[:, :, None],)
+        return jnp.asarray(keys), jnp.asarray(values)
+    sides = [jnp.swapaxes(each, 1, 2) for each in (keys, values)]
+    joined = jnp.concatenate(sides, axis=-1)[:, :, None] if keys.shape[-1] % 128 else jnp.stack(sides, axis=2)
+    return (joined,)
 
 
 def _tokens_of(case: Case) -> list[slice]:

@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,7 +27,9 @@ from jsg.config import POLICIES
 from jsg.engine.child.free_memory import collect_seldom
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS
+from jsg.engine.drafter import Drafter
 from jsg.engine.front.tree_copy import TreeCopy
+from jsg.engine.grammars.constraints import Constraints
 from jsg.prompt_ids import PromptIds
 from jsg.sched.batch import Batch
 from jsg.sched.buckets import make_buckets
@@ -41,6 +44,7 @@ NUM_WAITING = 10_000
 NUM_LEAVES = 10_000
 NUM_PAGES = 2_000_000
 NUM_OF_LARGE_TREE = 100_000
+PERIOD = 40
 NUM_EDGES = 2000
 """The size of the tree whose memory is measured: this number of edges of 32 tokens, each with two such edges below."""
 
@@ -368,6 +372,56 @@ def time_decode(report: Report, page_size: int, num_steps: int) -> None:
     )
 
 
+def time_drafts(report: Report, text: str, num_steps: int) -> None:
+    """Measures what drafts add to decode steps of as many requests as can run.
+
+    First no draft can gain time, since larger steps cost in proportion. Then each could, since a larger step costs
+    hardly more; so every text is looked at in every step.
+    """
+    for case, slope in (("where they cannot gain", 1.0), ("where they can", 0.01)):
+        host = make_host()
+        gate, eos = host.scheduler.gate, frozenset({VOCAB - 1})
+        for key in list(gate.to_measure):
+            gate.note(key, 5e-3 * (1 + slope * key.num_rows / NUM_RUNNING))
+        no_tokenizer: Any = None  # which only grammars read
+        grammars = Constraints(no_tokenizer, VOCAB, eos, "draft")
+        drafter = Drafter(gate, grammars, vocab_size=VOCAB, eos_token_ids=eos, page_size=1, is_on=True)
+        samples, waits = _draft(host.scheduler, drafter, text, num_steps)
+        facts = {"most": max(samples), "steps_with_drafts": waits}
+        report.add(f"drafts for {NUM_RUNNING}, {text}, {case}", "ms", samples, **facts)
+
+
+def _draft(scheduler: Scheduler, drafter: Drafter, text: str, num_steps: int) -> tuple[list[float], int]:
+    """The milliseconds of steps in which a drafter looks at all texts, and how many of them had drafts."""
+    rng = np.random.default_rng(0)
+
+    def tokens(count: int) -> np.ndarray:
+        if text == "prose":  # as often as words are, so that short repeats are found, which are wrong
+            return np.minimum(rng.zipf(1.3, count), VOCAB - 2).astype(np.int32)
+        return np.resize(rng.integers(0, VOCAB, PERIOD), count).astype(np.int32)
+
+    for number in range(NUM_RUNNING):
+        scheduler.add(request(f"r{number}", tokens(700), num_steps + 50))
+    max_rows = make_buckets(NUM_RUNNING, 8192).drafts[-1].num_rows
+    samples, waits = list[float](), list[bool]()
+    while len(waits) < num_steps:
+        batch = scheduler.plan()
+        assert batch is not None, "there is always something to do"
+        said = [int(each.running.tokens[each.running.num_known - PERIOD]) for each in batch.entries]
+        said = tokens(len(said)).tolist() if text == "prose" else said
+        result = StepResult(said + [0] * (batch.key.num_rows - len(said)))
+        if batch.num_singles < NUM_RUNNING:  # prompts
+            scheduler.commit(batch, result)
+            continue
+        before = milliseconds(lambda: waits.append(drafter.must_know_tokens(scheduler.running, max_rows)))
+        if waits[-1]:
+            scheduler.commit(batch, result)
+        samples.append(before + milliseconds(lambda: drafter.proposals(scheduler.running, max_rows)))
+        if not waits[-1]:  # steps overlap
+            scheduler.commit(batch, result)
+    return samples, sum(waits)
+
+
 def time_groups(report: Report, num_families: int, num_samples: int) -> None:
     """Measures the groups of decoding requests of several families: found anew, and kept while the requests stay."""
     rng = np.random.default_rng(0)
@@ -396,6 +450,8 @@ def main(arguments: list[str]) -> None:
     collect_seldom()  # as in an engine
     for page_size in (1, 16):
         time_decode(report, page_size, options.steps)
+    for text in ("prose", "copies"):
+        time_drafts(report, text, options.steps)
     for num_families in (1, 20, 256):
         time_groups(report, num_families, options.steps)
     time_tree(report, max(options.steps // 3, 2))

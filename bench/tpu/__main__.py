@@ -60,9 +60,8 @@ def figures(estimate: Estimate, loads: Sequence[Load]) -> Iterator[Figure]:
     estimate.compile(loads)
     chips = -(-estimate.num_devices // estimate.chip.devices)
     for load in loads:
-        step, prefill, rate, bound = (
-            make(load) for make in (estimate.step, estimate.prefill, estimate.rate, estimate.bound)
-        )
+        step, prefill = estimate.step(load), estimate.prefill(load)
+        rate, bound = estimate.rate(load), estimate.bound(load)
         facts: dict[str, Any] = {"chip": estimate.name, "chips": chips, "model": estimate.model}
         facts |= {"devices": estimate.num_devices, **load._asdict(), "step_ms": _in_ms(step)}
         facts |= {"prompts_per_s": round(PROMPT_TOKENS / sum(prefill.values())), "prompt_step_ms": _in_ms(prefill)}
@@ -111,12 +110,15 @@ def main(arguments: Sequence[str]) -> None:
     print(f"# Modelled speed on TPUs\n\n{ASSUMPTIONS}\nTokens per second of prompts and of output:\n\n{HEAD}")
     found: list[Figure] = []
     for estimate, loads in cases(options):
-        for figure in figures(estimate, loads):
-            print(_row(figure), flush=True)
-            found.append(figure)
-            if options.output:
-                content = {"header": header, "figures": [each.as_json() for each in found]}
-                options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        try:
+            for figure in figures(estimate, loads):
+                print(_row(figure), flush=True)
+                found.append(figure)
+        except (NotImplementedError, RuntimeError) as error:
+            print(f"| {estimate.num_devices} devices of {estimate.name} | {estimate.model} | {error} |" + " |" * 7)
+        if options.output:
+            content = {"header": header, "figures": [each.as_json() for each in found]}
+            options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     for source in json.loads(PUBLISHED.read_text(encoding="utf-8")).values():
         print(f"\n{source['engine']}: {source['url']} ({source['date']}): {source['how']}.")
 

@@ -9,6 +9,7 @@ prompts `PROMPT_WEIGHT`. Matrices are trained with Muon, embeddings and norms wi
 import argparse
 import random
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -234,7 +235,7 @@ class Budget:
         return min(1.0, step / self.steps if self.seconds is None else self.elapsed_s() / self.seconds)
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace, make_writer: type[RowWriter] = RowWriter, phases: Sequence[Phase] = PHASES) -> None:
     """Train and save; the log goes to standard output."""
     rng = random.Random(args.seed)
     tokenizer = Tokenizer.from_file(str(args.init / "tokenizer.json")) if args.init else build_tokenizer()
@@ -243,9 +244,9 @@ def train(args: argparse.Namespace) -> None:
     optimizer = make_optimizer(args.optimizer, args.lr_scale)
     opt_state = optimizer.init(params)
     save_tokenizer(tokenizer, args.out)
-    writer = RowWriter(tokenizer, rng)
+    writer = make_writer(tokenizer, rng)
     budget = Budget(args.steps, args.minutes)
-    phases = PHASES[-1:] if args.init else PHASES
+    phases = phases[-1:] if args.init else phases
     step, seen, losses, rights = 0, 0, [], []
     while (progress := budget.progress(step)) < 1.0:
         phase = next(phase for phase in phases if progress <= phase.until)
@@ -269,9 +270,9 @@ def train(args: argparse.Namespace) -> None:
     print(f"done: {step} steps, {seen} tokens, {budget.elapsed_s():.0f}s, {time.process_time():.0f} CPU seconds")
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model's files")
     parser.add_argument("--steps", type=int, default=3500)
     parser.add_argument("--minutes", type=float, help="train for this long instead of --steps")
@@ -281,7 +282,12 @@ def main() -> None:
     parser.add_argument("--lr-scale", type=float, default=1.0)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--save-every", type=int, default=250)
-    train(parser.parse_args())
+    return parser
+
+
+def main() -> None:
+    """Run from the command line."""
+    train(parser(__doc__).parse_args())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from jsg.cache.following import following
 from jsg.engine.device.packing import needs_tables
 from jsg.engine.grammars.constraints import Constraints
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
-from jsg.sched.drafts.estimates import Estimates, Kind, kind_of
+from jsg.sched.drafts.estimates import Estimates, Kind, kind_of, kinds_from
 from jsg.sched.drafts.gate import LEAST_CHANCE, Gate
 from jsg.sched.drafts.sources import LONGEST, ByNamespace, PastOutputs, copied, last_repeat
 from jsg.sched.request import RunningRequest
@@ -27,10 +27,14 @@ MOST_AHEAD = 64
 """Tokens that are looked ahead."""
 PAST_TOKENS = 2**15
 """Tokens of past outputs of a namespace that are kept."""
-MOST_SCANNED = 2**18
-"""Tokens of texts in which a step looks for repeats: 0.1 ms."""
-UNLIKELY, PATIENCE = 0.3, 4
-"""After a search that found nothing with at least this chance, texts are searched again after so many tokens."""
+MOST_SCANNED, SEARCH = 2**18, 2**13
+"""Tokens of texts in which a step looks for repeats, which takes 0.1 ms, and as how many a search counts beside them: a
+step has 32 searches at most, of 30 µs each."""
+UNLIKELY, PATIENCE, A_TOKEN = 0.3, 4, 8
+"""After a search that found nothing with at least this chance, texts are searched again after so many tokens, or after
+one for so many requests if that is more. So a step has few searches, however many requests there are."""
+SHARE = 8
+"""Each request is looked ahead for so many times its share of the rows of drafts, and for so many tokens at least."""
 FORCED = kind_of(Source.FORCED, 0)
 
 
@@ -63,9 +67,11 @@ class Outlook:
 
         Those that no step would have are left out.
         """
-        found, chance = list[float](), 1.0
+        found, chance, last, own = list[float](), 1.0, None, 1.0
         for kind in kinds:
-            chance *= self.estimates.chance(kind)
+            if kind is not last:
+                last, own = kind, self.estimates.chance(kind)
+            chance *= own
             if chance < LEAST_CHANCE:
                 break
             found.append(chance)
@@ -105,6 +111,7 @@ class Drafter:
         self._estimates = ByNamespace(Estimates)
         self._past = ByNamespace(lambda: PastOutputs(PAST_TOKENS))
         self._scans_left = MOST_SCANNED
+        self._patience = PATIENCE
         self._counts = DraftReport(proposed={}, taken={})
         self._reports: dict[str, DraftReport] = {}
 
@@ -115,29 +122,33 @@ class Drafter:
         if not self._gate.may_gain(len(running), max_rows):
             return False
         decoding = [each for each in running if each.place is not None and not each.place.is_prefilling]
-        chances = [self._chances_behind(each) for each in decoding]
+        most = _share(len(running), max_rows)
+        chances = [self._chances_behind(each, most) for each in decoding]
         return any(chances) and self._gate.choose(len(decoding), chances, max_rows) is not None
 
-    def _chances_behind(self, running: RunningRequest) -> list[float]:
-        """The chances of the tokens behind the one that is in flight."""
+    def _chances_behind(self, running: RunningRequest, most: int) -> list[float]:
+        """The chances of the tokens behind the one that is in flight, of at most so many."""
         outlook = self._look(running)
         assert running.place is not None, "only a running request decodes"
+        if not outlook.kinds or not outlook.can_draft:
+            return []
         in_flight = running.place.num_in_flight
-        return outlook.chances(outlook.kinds[: running.num_to_come])[in_flight:] if outlook.can_draft else []
+        return outlook.chances(outlook.kinds[: min(running.num_to_come, in_flight + most)])[in_flight:]
 
     def proposals(self, running: Sequence[RunningRequest], max_rows: int) -> dict[str, Proposal]:
         """Tokens that may follow, of each request that decodes and has nothing in flight, by rid."""
-        self._scans_left = MOST_SCANNED
+        self._scans_left, self._patience = MOST_SCANNED, max(PATIENCE, len(running) // A_TOKEN)
         found: dict[str, Proposal] = {}
         may_gain = self._gate.may_gain(len(running), max_rows)
         if not may_gain and not self._grammars.has_requests:
             return found
+        most = _share(len(running), max_rows)
         for each in running:
             if each.place is None or each.place.is_prefilling or each.place.num_in_flight:
                 continue
             proposal = self._grammars.forced(each, max_rows)
             if may_gain and (proposal is None or not proposal.is_forced):
-                proposal = self._longer(each, proposal, max_rows)
+                proposal = self._longer(each, proposal, most)
             if proposal is not None:
                 found[each.request.rid] = proposal
         return found
@@ -145,13 +156,16 @@ class Drafter:
     def _longer(self, running: RunningRequest, sure: Proposal | None, most: int) -> Proposal | None:
         """A proposal that goes on behind what is forced."""
         outlook, forced = self._look(running), [] if sure is None else [*sure.tokens]
+        outlook.drafted = []
+        if not outlook.tokens and not forced:
+            return None
         ahead, kinds = outlook.tokens[len(forced) :], outlook.kinds[len(forced) :]
         if outlook.tokens[: len(forced)] != forced:
             ahead, kinds = self._search(running, outlook, forced)
         if not outlook.can_draft:
             ahead = []
-        ahead = ahead[: max(min(most, running.num_to_come - 1, MOST_AHEAD) - len(forced), 0)]
-        ahead = ahead[: len(outlook.chances(kinds))]
+        ahead = ahead[: max(min(most, running.num_to_come - 1) - len(forced), 0)]
+        ahead = ahead[: len(outlook.chances(kinds[: len(ahead)]))]
         if ahead and running.request.sampling.grammar is not None:
             ahead = ahead[: self._grammars.num_allowed(running, forced + ahead) - len(forced)]
         outlook.drafted = [FORCED] * len(forced) + kinds[: len(ahead)]
@@ -166,13 +180,15 @@ class Drafter:
             outlook = self._outlooks[running.request.rid] = self._new_outlook(running)
         elif outlook.num_known == running.num_known:
             return outlook
-        else:
+        elif outlook.tokens:
             self._learn(outlook, running.tokens[outlook.num_known : running.num_known].tolist())
         outlook.num_known = running.num_known
-        if len(outlook.tokens) < MOST_AHEAD // 2 and outlook.can_draft and running.num_known >= outlook.next_search:
+        if len(outlook.tokens) >= MOST_AHEAD // 2 or not outlook.can_draft or self._scans_left <= 0:
+            return outlook
+        if running.num_known >= outlook.next_search:
             outlook.tokens, outlook.kinds = self._search(running, outlook, [])
             if not outlook.tokens or outlook.estimates.chance(outlook.kinds[0]) < UNLIKELY:
-                outlook.next_search = running.num_known + PATIENCE
+                outlook.next_search = running.num_known + self._patience
         return outlook
 
     def _new_outlook(self, running: RunningRequest) -> Outlook:
@@ -196,15 +212,16 @@ class Drafter:
 
     def _search(self, running: RunningRequest, outlook: Outlook, forced: Sequence[int]) -> tuple[list[int], list[Kind]]:
         """The tokens that should follow the known and the forced ones, and their kinds."""
+        if self._scans_left <= 0:
+            return [], []
         known, place = running.tokens[: running.num_known], running.place
+        self._scans_left -= SEARCH
         if place is not None and running.layout is None:
             rest = np.concatenate([known[place.num_tree_pages * self._page_size :], np.array(forced, np.int32)])
             if tokens := following(place.lock.node, rest, MOST_AHEAD, self._page_size):
                 return self._usable(running, tokens, Source.TREE, running.num_output + len(forced))
         past = self._past.of(running.namespace).tokens
         self._scans_left -= len(known) + len(past)
-        if self._scans_left < 0:
-            return [], []
         tail = np.concatenate([known[-LONGEST:], np.array(forced, np.int32)])
         own, num_own = last_repeat(known if forced else known[:-1], tail)
         other, num_other = last_repeat(past, tail)
@@ -217,15 +234,15 @@ class Drafter:
         self, running: RunningRequest, tokens: list[int], source: Source, num_equal: int
     ) -> tuple[list[int], list[Kind]]:
         """Tokens up to the first that ends the request or is none of the vocabulary, and their kinds."""
-        ends = running.request.sampling.stop_token_ids
+        ends = self._eos_token_ids.union(running.request.sampling.stop_token_ids)
         for count, token in enumerate(tokens):
+            if token in ends:
+                tokens = tokens[: count + 1]
+                break
             if not 0 <= token < self._vocab_size:  # a word of an image
                 tokens = tokens[:count]
                 break
-            if token in ends or token in self._eos_token_ids:
-                tokens = tokens[: count + 1]
-                break
-        return tokens, [kind_of(source, num_equal + index) for index in range(len(tokens))]
+        return tokens, kinds_from(source, num_equal, len(tokens))
 
     # After a step.
 
@@ -273,3 +290,8 @@ class Drafter:
             "num_gate_open": self._gate.num_open,
             "num_gate_shut": self._gate.num_shut,
         }
+
+
+def _share(num_rows: int, max_rows: int) -> int:
+    """The most tokens that are proposed for one of so many requests."""
+    return min(MOST_AHEAD, max(SHARE, SHARE * (max_rows - num_rows) // max(num_rows, 1)))

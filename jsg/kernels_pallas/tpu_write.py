@@ -54,7 +54,7 @@ def rotate_and_write(
             f"the TPU kernel wants pages of a multiple of {size} tokens and heads of a multiple of 64 numbers, but got "
             f"pages of {page_size} and rows of {width}"
         )
-    if 2 * cos.shape[1] == LANES:
+    if cos.shape[1] == LANES // 2:  # Mosaic stores no longer rows with a stride
         queries, new = vmem_rotate.rotated(qkv, cos, sin, norms)
         return queries, (_write(pool, slots, to_pool_dtype(new, pool.dtype)),)
     queries, *new = rotated(qkv, cos, sin, norms)

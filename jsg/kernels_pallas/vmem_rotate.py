@@ -55,6 +55,7 @@ def rotated(
             flops=4 * qkv.size, bytes_accessed=2 * qkv.nbytes + angles.nbytes, transcendentals=0
         ),
         interpret=interpret,
+        name="rotated",
     )(qkv.swapaxes(0, 1), angles, *weights)  # in a TPU's memory a product lies so
     return queries.reshape(num_tokens, -1, head_dim), new.reshape(num_tokens, kv_heads, 2, head_dim)
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
 import jax
@@ -16,6 +16,10 @@ from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
 from jsg.engine.device import programs
 from jsg.engine.device.programs import EVERYTHING
+from jsg.engine.drafter import Drafter, Outlook
+from jsg.sched.drafts.estimates import Kind, kind_of
+from jsg.sched.request import RunningRequest
+from jsg.step_reports import Source
 from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
 from tests.cache.integrity import check_cache
 from tests.engine.late import POOL_TOKENS, late_programs
@@ -210,6 +214,20 @@ def alone(core: EngineCore, request: Request) -> Outcome:
     """The request on an empty engine with an empty cache."""
     assert core.flush_cache()
     return run(core, [(0, request)], check=False)[request.rid]
+
+
+def mixed_drafts(answers: Callable[[Request], Sequence[int]]) -> Callable[..., tuple[list[int], list[Kind]]]:
+    """Stands in for `Drafter._search`: drafts are the right tokens, with wrong ones between them."""
+    numbers = np.random.default_rng(0)
+
+    def search(
+        self: Drafter, running: RunningRequest, outlook: Outlook, forced: Sequence[int]
+    ) -> tuple[list[int], list[Kind]]:
+        right = answers(running.request)[running.num_output + len(forced) :][:10]
+        tokens = [token if numbers.random() < 0.8 else int(numbers.integers(2, VOCAB)) for token in right]
+        return tokens, [kind_of(Source.TEXT, 16)] * len(tokens)
+
+    return search
 
 
 def random_aborts(seed: int, arrivals: list[tuple[int, Request]]) -> dict[str, int]:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from jsg.cache.following import following
 from jsg.cache.node import Node
+from jsg.engine import drafter
 from jsg.engine.core import EngineCore
 from jsg.engine.drafter import Drafter
-from jsg.sched.drafts.estimates import kind_of
+from jsg.sched.drafts.estimates import kind_of, kinds_from
 from jsg.step_reports import Source
 from jsg.types import Request, SamplingParams
 from tests.engine import small
@@ -91,18 +93,46 @@ def test_penalties_have_no_drafts_since_the_device_counts_none_for_them(core: En
     assert steps_of(core, asked("again", *range(3, 20), **settings)) == first
 
 
+def test_a_step_searches_few_texts_and_each_request_has_its_turn(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    """Four prompts that are asked again, and one search in a step."""
+    searches = list[int]()
+
+    def counted(*arguments) -> list[int]:
+        searches.append(core.stats()["num_steps"])
+        return following(*arguments)
+
+    monkeypatch.setattr(drafter, "SEARCH", drafter.MOST_SCANNED)
+    monkeypatch.setattr(drafter, "following", counted)
+    for turn in ("first", "again"):
+        searches.clear()
+        before, taken = core.stats()["num_steps"], core.stats()["num_drafts_taken_tree"]
+        small.run(core, [(0, asked(f"{turn} {number}", number, *range(3, 20))) for number in range(30, 34)])
+    assert core.stats()["num_steps"] - before < LONG / 2 and core.stats()["num_drafts_taken_tree"] - taken > 3 * LONG
+    assert len(searches) >= 4 and max(map(searches.count, searches)) <= 2  # before the commit, and behind it
+
+
+def test_kinds_of_tokens_one_after_another():
+    for source, start, count in [
+        (Source.TEXT, 0, 40),
+        (Source.PAST, 5, 3),
+        (Source.TREE, 100, 2),
+        (Source.TREE, 15, 2),
+    ]:
+        assert kinds_from(source, start, count) == [kind_of(source, start + index) for index in range(count)]
+
+
 def test_nothing_is_proposed_that_is_no_token_or_comes_after_an_end(core: EngineCore):
-    drafter = core._drafter
+    usable = core._drafter._usable
     core.add(asked("a", 3, 4, stop_token_ids=(7,)))
     core.step()
     (running,) = core.scheduler.running
-    assert drafter._usable(running, [5, VOCAB, 6], Source.TEXT, 1) == ([5], [kind_of(Source.TEXT, 1)])
-    assert drafter._usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5, 7]
-    assert drafter._usable(running, [small.EOS, 6], Source.TREE, 1)[0] == [small.EOS]
+    assert usable(running, [5, VOCAB, 6], Source.TEXT, 1) == ([5], [kind_of(Source.TEXT, 1)])
+    assert usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5, 7]
+    assert usable(running, [small.EOS, 6], Source.TREE, 1)[0] == [small.EOS]
     core.abort("a")
     while core.has_work:
         core.step()
-    assert not drafter._outlooks
+    assert not core._drafter._outlooks
 
 
 def test_a_request_that_asks_is_told_of_its_drafts(core: EngineCore):
@@ -123,16 +153,7 @@ def test_a_request_that_asks_is_told_of_its_drafts(core: EngineCore):
 
 @pytest.fixture
 def noisy(monkeypatch: pytest.MonkeyPatch, alone) -> None:
-    """Drafts are the right tokens with wrong ones between them."""
-    numbers = np.random.default_rng(0)
-
-    def search(self: Drafter, running, outlook, forced):
-        whole = running.tokens[running.num_prompt : running.num_known]
-        right = alone(running.request).token_ids[len(whole) + len(forced) :][:10]
-        tokens = [token if numbers.random() < 0.8 else int(numbers.integers(2, VOCAB)) for token in right]
-        return tokens, [kind_of(Source.TEXT, 16)] * len(tokens)
-
-    monkeypatch.setattr(Drafter, "_search", search)
+    monkeypatch.setattr(Drafter, "_search", small.mixed_drafts(lambda request: alone(request).token_ids))
 
 
 def paths(node: Node, before: list[int]) -> Iterator[list[int]]:

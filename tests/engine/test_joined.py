@@ -98,7 +98,11 @@ def check(outcome: small.Outcome, request: Request, model: dense.DenseModel) -> 
 @pytest.mark.parametrize("num_examples", [5, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"page_size": small.PAGE_SIZE, **small.DETERMINISTIC}, {"family": "mistral", **small.DETERMINISTIC}],
+    [
+        {},
+        {"page_size": small.PAGE_SIZE, "speculative": "auto", **small.DETERMINISTIC},
+        {"family": "mistral", **small.DETERMINISTIC},
+    ],
     ids=str,
 )
 def test_a_joined_prompt_gives_what_a_dense_mask_gives(

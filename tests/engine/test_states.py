@@ -17,6 +17,7 @@ from jsg.cache.states import SLOT_TERMS
 from jsg.engine.child.kv_events import END, KvEventPublisher
 from jsg.engine.child.protocol import CORE_STATS, STATE_STATS, KvEvents
 from jsg.engine.core import EngineCore
+from jsg.engine.drafter import Drafter
 from jsg.engine.grammars.constraints import MaskRows
 from jsg.errors import RequestError
 from jsg.sched.batch import Batch, Proposal
@@ -113,18 +114,31 @@ def question(rid: str, length: int = 20, **fields: object) -> Request:
     return dataclasses.replace(Request(rid=rid, input_ids=prompt, sampling=sampling, **scored), **fields)
 
 
-def test_traffic_with_aborts_and_retracts_changes_no_bit(core: EngineCore):
+def with_drafts(arrivals: list[tuple[int, Request]]) -> list[tuple[int, Request]]:
+    """The same requests, of which those without penalties may have drafts."""
+
+    def changed(request: Request) -> Request:
+        return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, speculative="auto"))
+
+    return [(when, changed(request)) for when, request in arrivals]
+
+
+def test_traffic_with_drafts_aborts_and_retracts_changes_no_bit(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
     """The equation of slots is checked after every step."""
     arrivals = small.traffic(4, 14)
     expected = {request.rid: small.alone(core, request) for _, request in arrivals}
     aborts = small.random_aborts(4, arrivals)
-    outcomes = small.run(core, arrivals, aborts)
+    monkeypatch.setattr(Drafter, "_search", small.mixed_drafts(lambda request: expected[request.rid].token_ids))
+    for played in (arrivals, with_drafts(arrivals)):
+        outcomes = small.run(core, played, aborts)
+        for rid, outcome in outcomes.items():
+            if rid in aborts:
+                small.assert_is_prefix_of(outcome, expected[rid])
+            else:
+                without = dataclasses.replace(expected[rid], cached_tokens=0)
+                assert dataclasses.replace(outcome, cached_tokens=0) == without
     assert core.scheduler.totals.num_retracts and core.scheduler.totals.cached_tokens > 0
-    for rid, outcome in outcomes.items():
-        if rid in aborts:
-            small.assert_is_prefix_of(outcome, expected[rid])
-        else:
-            assert dataclasses.replace(outcome, cached_tokens=0) == dataclasses.replace(expected[rid], cached_tokens=0)
+    assert 0 < core.stats()["num_drafts_taken"] < core.stats()["num_drafts"]
 
 
 def test_a_request_that_is_put_off_runs_its_last_token_again_but_does_not_apply_it(

@@ -148,8 +148,9 @@ def test_a_key_that_is_not_finite_reaches_the_tokens_that_see_it_only():
     [
         ({"page_size": 12}, "pages of a multiple of 8 tokens, but got 12"),
         ({"head_dim": 80}, "heads of a multiple of 64 numbers, but got 80"),
+        ({"page_size": 1024, "heads": 32, "kv_heads": 32, "head_dim": 128}, "25165824 bytes for heads and pages, not"),
     ],
-    ids=["page", "head_dim"],
+    ids=["page", "head_dim", "memory"],
 )
 def test_what_it_cannot_do_is_refused_by_name_and_left_to_the_reference(change: dict, rule: str):
     shapes = abstract(dataclasses.replace(named("decode"), **change))

@@ -22,7 +22,7 @@ def test_every_figure_of_the_benchmark_is_written(tmp_path: pathlib.Path, monkey
     output = tmp_path / "sched.json"
     sched.main(["--steps", "3", "--output", str(output)])
     figures = {figure["name"]: figure for figure in json.loads(output.read_text(encoding="utf-8"))["figures"]}
-    assert len(figures) == 2 * 4 + 3 * 2 + 5 + 4 + 4 + 2 * 9
+    assert len(figures) == 2 * 4 + 2 * 2 + 3 * 2 + 5 + 4 + 4 + 2 * 9
     memory = figures["host memory per cached token"]
     assert memory["median"] < memory["facts"]["target"]
     assert all(len(figure["samples"]) >= 1 for figure in figures.values())

@@ -28,6 +28,15 @@ def kind_of(source: Source, num_equal: int) -> Kind:
     return source, min(num_equal.bit_length(), CLASSES - 1)
 
 
+_RISING = {source: [kind_of(source, num_equal) for num_equal in range(LONGEST)] for source in Source}
+
+
+def kinds_from(source: Source, num_equal: int, count: int) -> list[Kind]:
+    """The kinds of so many tokens one after another, the first of which comes after so many equal ones."""
+    rising = _RISING[source][num_equal : num_equal + count]
+    return rising + [kind_of(source, LONGEST)] * (count - len(rising))
+
+
 @final
 class Estimates:
     """Estimates the chance that a token of a kind is right, if those before it are.

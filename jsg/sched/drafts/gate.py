@@ -17,9 +17,10 @@ LEAST_CHANCE = 0.1
 """No token with a smaller chance is drafted, even where the step has room."""
 BESIDE_PROMPTS = 0.5
 """Nor one with a smaller chance than this beside tokens of prompts, which it delays."""
-HOST_SECONDS, HOST_SECONDS_A_ROW = 1e-4, 3e-6
-"""The time from a step to the next one that is planned after its end: 0.8 ms with 256 rows, 0.1 ms with one (`python -m
-bench.sched`). Without drafts, the next step is planned while the device computes."""
+HOST_SECONDS, HOST_SECONDS_A_ROW = 1e-4, 18e-6
+"""The time from a step with drafts to the next one, which is planned after its end: 0.1 ms with one row and 4.8 ms with
+256, of which proposals take 4.0 (`python -m bench.sched`). Without drafts, the next step is planned while the device
+computes."""
 MEASURED_ROWS = (1, 8, 32)
 """The decode shapes nearest to these sizes are measured, and the largest one; others lie between them."""
 

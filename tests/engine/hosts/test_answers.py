@@ -59,7 +59,9 @@ def test_a_host_has_experts_of_its_own(tmp_path: Path, compile_cache_dir: str):
     write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
     common = {"variant": "mixtral", "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
     (alone,) = answers([{**common, "tp_size": 1, "knobs": small.DETERMINISTIC}])
-    together = answers_of_hosts({**common, "tp_size": 2, "knobs": {"ep_size": 2, **small.DETERMINISTIC}})
+    together = answers_of_hosts(
+        {**common, "tp_size": 2, "knobs": {"ep_size": 2, "speculative": "auto", **small.DETERMINISTIC}}
+    )
     assert together["tokens"] == alone["tokens"]
 
 
