@@ -110,12 +110,15 @@ def main(arguments: Sequence[str]) -> None:
     print(f"# Modelled speed on TPUs\n\n{ASSUMPTIONS}\nTokens per second of prompts and of output:\n\n{HEAD}")
     found: list[Figure] = []
     for estimate, loads in cases(options):
-        for figure in figures(estimate, loads):
-            print(_row(figure), flush=True)
-            found.append(figure)
-            if options.output:
-                content = {"header": header, "figures": [each.as_json() for each in found]}
-                options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        try:
+            for figure in figures(estimate, loads):
+                print(_row(figure), flush=True)
+                found.append(figure)
+        except (NotImplementedError, RuntimeError) as error:
+            print(f"| {estimate.num_devices} devices of {estimate.name} | {estimate.model} | {error} |" + " |" * 7)
+        if options.output:
+            content = {"header": header, "figures": [each.as_json() for each in found]}
+            options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     for source in json.loads(PUBLISHED.read_text(encoding="utf-8")).values():
         print(f"\n{source['engine']}: {source['url']} ({source['date']}): {source['how']}.")
 

@@ -8,8 +8,9 @@ class Chip:
     """What one device of a kind does; a chip of v7x is two devices, and one of v5p is one device with two cores.
 
     Attributes:
-        topology: The name of a host with four chips, as libtpu has it. Cloud's v5e and v6e have hosts with eight too.
+        target: Its name for `jsg compile --target`.
         devices: The devices of one chip.
+        chips: Those of the largest host.
         memory_bytes: Its memory.
         bytes_per_s: Of its memory.
         flops_per_s: Of products in bfloat16.
@@ -19,8 +20,9 @@ class Chip:
         source: Where the figures are from.
     """
 
-    topology: str
+    target: str
     devices: int
+    chips: int
     memory_bytes: float
     bytes_per_s: float
     flops_per_s: float
@@ -31,13 +33,11 @@ class Chip:
 
 _PAGES = "https://docs.cloud.google.com/tpu/docs/"
 CHIPS = {
-    "v5e": Chip("v5e:2x2", 1, 16e9, 819e9, 197e12, 1.5e9, 400e9 / 8, f"{_PAGES}v5e"),
-    "v6e": Chip("v6e:2x2", 1, 32e9, 1638e9, 918e12, 1.75e9, 800e9 / 8, f"{_PAGES}v6e"),
-    "v5p": Chip("v5p:2x2x1", 1, 95e9, 2765e9, 459e12, 1.75e9, 1200e9 / 12, f"{_PAGES}v5p"),
-    "v7x": Chip("tpu7x:2x2x1", 2, 192e9 / 2, 7380e9 / 2, 2307e12 / 2, 2.2e9, 1200e9 / 12, f"{_PAGES}tpu7x"),
+    "v5e": Chip("v5e", 1, 8, 16e9, 819e9, 197e12, 1.5e9, 400e9 / 8, f"{_PAGES}v5e"),
+    "v6e": Chip("v6e", 1, 8, 32e9, 1638e9, 918e12, 1.75e9, 800e9 / 8, f"{_PAGES}v6e"),
+    "v5p": Chip("v5p", 1, 4, 95e9, 2765e9, 459e12, 1.75e9, 1200e9 / 12, f"{_PAGES}v5p"),
+    "v7x": Chip("tpu7x", 2, 4, 192e9 / 2, 7380e9 / 2, 2307e12 / 2, 2.2e9, 1200e9 / 12, f"{_PAGES}tpu7x"),
 }
-LARGER = {"v5e": "v5e:2x4", "v6e": "v6e:2x4"}
-"""Hosts with eight chips."""
 HOP_S = 1e-6
 """The latency from a chip to its neighbour (J. Austin et al., "How to Scale Your Model", 2025, part 3)."""
 

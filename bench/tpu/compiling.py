@@ -38,7 +38,7 @@ PROGRAMS: dict[str, int] = {}
 class Task:
     """A program of a model with so many layers: ("decode", rows), ("extend", tokens) or ("sample", rows)."""
 
-    chip: str
+    target: str
     shape: dict[str, Any]
     num_devices: int
     layers: int
@@ -115,7 +115,7 @@ def _main() -> None:
         model, name = _program(Task(**fields))
         lowered = model.executables._lower_one(name)
         assert lowered is not None, "it was not compiled before"
-        text = "\n".join([fields["chip"], *versions, lowered.as_text()])
+        text = "\n".join([fields["target"], *versions, lowered.as_text()])
         digest = hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARS]
         if not (kept / f"{digest}.json").exists():
             _keep(model, name, kept, dump, digest)
@@ -142,8 +142,7 @@ def _note_programs() -> None:
 
     def noting(*arguments: Any, **options: Any) -> Any:
         grid = options["grid_spec"].grid if "grid_spec" in options else options.get("grid", ())
-        name = options.get("name") or getattr(arguments[0], "func", arguments[0]).__name__
-        PROGRAMS[name] = math.prod(grid if isinstance(grid, tuple) else (grid,))
+        PROGRAMS[str(options.get("name"))] = math.prod(grid if isinstance(grid, tuple) else (grid,))
         return call(*arguments, **options)
 
     pallas.pallas_call = noting
@@ -151,7 +150,7 @@ def _note_programs() -> None:
 
 def _program(task: Task) -> tuple[Model, Hashable]:
     """The model with all its programs, of which none is compiled, and the name of this one."""
-    model = make_model(task.shape | {"num_hidden_layers": task.layers}, task.chip, tp_size=task.num_devices)
+    model = make_model(task.shape | {"num_hidden_layers": task.layers}, task.target, tp_size=task.num_devices)
     kind, size = task.program
     if kind == "sample":
         return model, ("sample", size, GREEDY)

@@ -18,7 +18,7 @@ from bench.device.shapes import LLAMA_70B, QWEN3_8B, QWEN3_30B_A3B
 from bench.nvidia.programs import read_shape
 from bench.shapes import LLAMA_8B
 from bench.tpu import compiling
-from bench.tpu.chips import CHIPS, LARGER
+from bench.tpu.chips import CHIPS
 from bench.tpu.compiling import Compiled, Task
 from bench.tpu.program import Kernel, Operation, operations, seconds
 from jsg.engine.selfcheck import Cost, step_cost
@@ -55,7 +55,7 @@ class Estimate:
 
     def fits(self, load: Load) -> bool:
         """Whether weights and the keys and values of all requests, half through their answers, fit into memory."""
-        if self.num_devices > (8 if self.name in LARGER else 4) * self.chip.devices:
+        if self.num_devices > self.chip.chips * self.chip.devices:
             return False
         tokens = load.rows * (load.prompt + load.answer // 2)
         held = _weight_bytes(self.model) + tokens * self.config.kv_bytes_per_token(ITEM_BYTES)
@@ -66,7 +66,7 @@ class Estimate:
         wanted = dict.fromkeys((kind, load.rows) for load in loads for kind in ("decode", "sample"))
         keys = [(program, layers) for program in (*wanted, ("extend", PROMPT_TOKENS)) for layers in (1, 2)]
         shape = MODELS[self.model]
-        tasks = [Task(self.name, shape, self.num_devices, layers, program) for program, layers in keys]
+        tasks = [Task(self.chip.target, shape, self.num_devices, layers, program) for program, layers in keys]
         self._programs |= zip(keys, compiling.compile_all(tasks, self._kept), strict=True)
 
     def step(self, load: Load) -> Mapping[str, float]:
@@ -109,7 +109,9 @@ class Estimate:
         token_bytes = self.config.kv_bytes_per_token(ITEM_BYTES) / len(self.config.layers) / self.num_devices
 
         def kernel(operation: Operation) -> tuple[str, float, float]:
-            found = self._programs[program, 1].kernels[operation.of]
+            found = self._programs[program, 1].kernels.get(operation.of)
+            if found is None:
+                raise NotImplementedError(f"{operation.of} is a kernel of XLA's own, which says nothing of its loops")
             kind, cycles, slots = tiles.cost(operation.of, found, compiled.page_size)
             return kind, cycles / self.chip.clock_hz, slots * token_bytes + operation.hbm_bytes
 
@@ -139,7 +141,7 @@ class Tiles(NamedTuple):
             run, size = kernel.bundles(-1), tpu_write.granule(jnp.bfloat16)
             runs = len(self.keys) * -(-self.size // size)
             return "kernel", runs * run + kernel.programs * (kernel.bundles(-2) - run), 2 * runs * size
-        if name == "rotated_kernel":
+        if name == "rotated":
             turns = len(self.keys) * self.size / vmem_rotate.AT_ONCE
             inner, outer = kernel.bundles(-1), kernel.bundles(-2)
             return "kernel", kernel.programs * (outer - inner) + turns * inner, 0

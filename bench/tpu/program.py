@@ -6,14 +6,13 @@ kernel has no estimate. Its loops are counted in bundles, one a cycle, of the fi
 """
 
 import itertools
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.compiled import NO_ESTIMATE
-from bench.hlo import ITEM_BITS
+from bench.hlo import Array, arrays_in
 from bench.tp.compiled import KINDS
 from bench.tpu.chips import Chip, exchange_seconds
 
@@ -77,25 +76,6 @@ class Operation:
     body: tuple["Operation", ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    dtype: str
-    shape: tuple[int, ...]
-    is_in_vmem: bool
-
-    @property
-    def num_bytes(self) -> int:
-        return ITEM_BITS[self.dtype] * math.prod(self.shape) // 8
-
-
-def _arrays_in(text: str) -> list[_Array]:
-    return [
-        _Array(dtype, tuple(map(int, filter(None, dims.split(",")))), "S(" in layout)
-        for dtype, dims, layout in re.findall(r"\b([a-z]\w*)\[([\d,]*)\](\{[^{}]*\})?", text)
-        if dtype in ITEM_BITS
-    ]
-
-
 def operations(hlo: str) -> list[Operation]:
     """The operations of an optimised program that take time, in the order in which it runs them."""
     lines: dict[str, list[str]] = defaultdict(list)
@@ -108,7 +88,7 @@ def operations(hlo: str) -> list[Operation]:
 
 
 def _operations_of(computation: str, lines: Mapping[str, Sequence[str]]) -> list[Operation]:
-    known: dict[str, list[_Array]] = {}
+    known: dict[str, list[Array]] = {}
     found = []
     for line in lines[computation]:
         match = re.match(r" +(?:ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*)", line)
@@ -116,7 +96,7 @@ def _operations_of(computation: str, lines: Mapping[str, Sequence[str]]) -> list
             continue
         name, result, operation, rest = match.groups()
         operands = [known[each] for each in re.findall(r"%([\w.-]+)", rest.split("), ")[0]) if each in known]
-        results = _arrays_in(result)
+        results = list(arrays_in(result))
         if operation == "get-tuple-element" and (index := re.search(r"index=(\d+)", rest)):
             results = [operands[0][int(index[1])]]
         known[name] = results
@@ -130,7 +110,7 @@ def _operations_of(computation: str, lines: Mapping[str, Sequence[str]]) -> list
     return [each for each in found if each is not None]
 
 
-def _operation(name: str, operation: str, operands: list[_Array], results: list[_Array], rest: str) -> Operation | None:
+def _operation(name: str, operation: str, operands: list[Array], results: list[Array], rest: str) -> Operation | None:
     estimate = re.search(r'"estimated_cycles":"?(\d+)', rest)
     estimate = None if estimate is None or int(estimate[1]) >= NO_ESTIMATE else estimate
     cycles = int(estimate[1]) if estimate else LEAST_CYCLES

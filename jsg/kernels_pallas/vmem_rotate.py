@@ -31,7 +31,7 @@ def rotated(
     *,
     interpret: bool = False,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T K 2 H"]]:
-    """Rotated queries, and each rotated key with its value. H is 128, but for interpret mode.
+    """Rotated queries, and each rotated key with its value. Heads are 128 wide, but for interpret mode.
 
     A value that is not finite is zero, and its key NaN, as in `ops.rotate_and_write`.
     """
@@ -55,6 +55,7 @@ def rotated(
             flops=4 * qkv.size, bytes_accessed=2 * qkv.nbytes + angles.nbytes, transcendentals=0
         ),
         interpret=interpret,
+        name="rotated",
     )(qkv.swapaxes(0, 1), angles, *weights)  # in a TPU's memory a product lies so
     return queries.reshape(num_tokens, -1, head_dim), new.reshape(num_tokens, kv_heads, 2, head_dim)
 

@@ -112,7 +112,7 @@ def test_loops_of_kernels_run_as_often_as_the_load_says():
     writing = Kernel(1, (Loop(0, 500), Loop(1, 200), Loop(1, 10)))
     assert tiles.cost("write_by_head", writing, 64) == ("kernel", 4 * 200 + 300, 2 * 4 * 16)
     assert Tiles(64, (64,)).cost("write_by_head", writing, 64) == ("kernel", 4 * 200 + 300, 2 * 4 * 16)
-    assert tiles.cost("rotated_kernel", writing, 64) == ("kernel", (500 - 200) + 4 / 16 * 200, 0)
+    assert tiles.cost("rotated", writing, 64) == ("kernel", (500 - 200) + 4 / 16 * 200, 0)
     assert tiles.cost("other", Kernel(7, (Loop(0, 90), Loop(1, 50))), 64) == ("kernel", 7 * 50, 0)
     with pytest.raises(NotImplementedError, match="nobody has said how often the loops of other run"):
         tiles.cost("other", kernel, 64)
