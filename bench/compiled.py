@@ -19,6 +19,7 @@ import jax
 from flax import nnx
 
 from bench import hlo
+from bench.hlo import Matrices
 from jsg.config import EngineConfig
 from jsg.engine.device.executables import no_compilation_cache
 from jsg.engine.device.programs import DeviceState, Programs
@@ -62,7 +63,7 @@ class Program:
             if any(array.num_bytes >= num_bytes and not array.is_in_vmem for array in made.arrays)
         }
 
-    def rewritten(self, kernels: hlo.Matrices, bits: float) -> list[str]:
+    def rewritten(self, kernels: Matrices, bits: float) -> list[str]:
         """The operations that write one of these kernels anew: in HBM, or in VMEM in more bits for each number."""
         return [
             made.text
@@ -71,7 +72,7 @@ class Program:
             if array.is_one_of(kernels) and (hlo.ITEM_BITS[array.dtype] > bits or not array.is_in_vmem)
         ]
 
-    def multiplied_by_number(self, kernels: hlo.Matrices) -> list[str]:
+    def multiplied_by_number(self, kernels: Matrices) -> list[str]:
         """The products with these kernels that are no product of matrices: each of their numbers is multiplied."""
         return [
             made.text
@@ -93,7 +94,7 @@ class Model:
 
     settings: Settings
     state: DeviceState
-    kernels: hlo.Matrices
+    kernels: Matrices
     executables: TargetExecutables
 
     @property

@@ -1,4 +1,4 @@
-"""The sampling program in every variant, over the model's vocabulary. It needs no model."""
+"""The sampling program in the variants that engines have here, over the model's vocabulary. It needs no model."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from bench.device.events import Part
 from jsg.engine.device import packing, step
 from jsg.engine.device.mask_pool import NUM_MASKS, num_words
-from jsg.engine.device.programs import VARIANTS, Variant
+from jsg.engine.device.programs import COMMON, EVERYTHING, SWITCHED, VARIANTS, Variant
 from jsg.engine.device.sampling import PenaltyTables, TokenMasks
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
@@ -23,7 +23,7 @@ QUEUED = 10
 def measure(part: Part) -> None:
     """Measures milliseconds of each variant, beside the time to read the logits once."""
     for rows in part.plan.sampling_rows:
-        for variant in VARIANTS:
+        for variant in VARIANTS if jax.default_backend() == "gpu" else COMMON + SWITCHED:
             words = [field.split("_")[1] for field, has in zip(Variant._fields, variant, strict=True) if has]
             name = f"sample B={rows}, {' and '.join(words) or 'greedy'}"
             part.attempt(name, functools.partial(_measure, part, name, rows, variant))
@@ -39,13 +39,10 @@ def _measure(part: Part, name: str, rows: int, variant: Variant) -> None:
         tables = PenaltyTables(jnp.zeros(shape, jnp.int32), jnp.zeros(shape))
     chosen = np.zeros((rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
     masks = _masks(rows, vocab) if variant.has_masks else None
-    sample = functools.partial(
-        step.sample,
-        is_sampled=variant.is_sampled,
-        has_thresholds=variant.has_thresholds,
-        num_top=min(MAX_TOP_LOGPROBS, vocab),
-    )
-    program = jax.jit(sample, donate_argnums=(2, 3)).lower(
+    sample = functools.partial(step.sample, is_sampled=variant.is_sampled, has_thresholds=variant.has_thresholds)
+    if variant == EVERYTHING and jax.default_backend() != "gpu":
+        sample = step.sample_needed
+    program = jax.jit(functools.partial(sample, num_top=min(MAX_TOP_LOGPROBS, vocab)), donate_argnums=(2, 3)).lower(
         logits, _packed(rows, vocab, variant), last_token, tables, chosen, masks
     )
     compiled = program.compile()

@@ -19,7 +19,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bench import hlo
-from bench.hlo import VIEWS
+from bench.hlo import VIEWS, Matrices
 from bench.nvidia import machine_code
 from jsg.engine.device.cards import Card, card, mesh_of
 from jsg.engine.device.targets import traced_for
@@ -96,7 +96,7 @@ class Program:
         """The operations, also inside fusions, whose result is an array of `elements` numbers or more."""
         return hlo.makers_of(self.hlo, elements)
 
-    def writers_of(self, matrices: hlo.Matrices) -> list[str]:
+    def writers_of(self, matrices: Matrices) -> list[str]:
         """The operations that write one of these matrices, or its transpose, to memory: see `hlo.writers_of`."""
         return hlo.writers_of(self.hlo, matrices)
 

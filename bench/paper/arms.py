@@ -43,6 +43,7 @@ ARMS: Mapping[str, Arm] = {
     "fcfs": Arm(title="first come, first served", options=("--schedule-policy", "fcfs")),
     "one-by-one": Arm(title="calls of a program one by one", ways=Ways(one_by_one=True), is_for="branches"),
     "no-hint": Arm(title="forks give no hint", ways=Ways(hints_forks=False), is_for="branches"),
+    "no-drafts": Arm(title="no drafts but forced ones", options=("--speculative", "off")),
     "no-jump": Arm(title="no jump-forward", options=("--jump-forward", "off"), is_for="forms"),
     "retokenize": Arm(title="jump-forward appends", options=("--jump-forward", "retokenize"), is_for="forms"),
     "compiles": Arm(title="a form compiled for each call", ways=Ways(compiles_always=True), is_for="forms"),

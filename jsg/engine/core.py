@@ -157,7 +157,7 @@ class EngineCore:
         """Makes a first run of a program, or measures a step of a shape."""
         self._runner.warm_one()
         if self._runner.is_warm and (key := self._unmeasured) is not None:
-            self.scheduler.gate.note(key, self._runner.time_step(key))
+            self.scheduler.gate.note(key, self._runner.time_step(key, is_idle=not self._serves))
 
     def _run(self, batch: Batch | None) -> list[RequestOutput]:
         """Starts a step and commits the one before. Masks need that commit, so they are made before the sampling."""

@@ -501,7 +501,7 @@ def _measured(settings: Settings, executables: Executables, model: nnx.Module, p
     """Compiles the largest programs, and on a TPU those of a first request; returns two numbers of bytes.
 
     These are what a step needs beside its arguments, and the code of all programs. A TPU has the code in its memory.
-    On a GPU it lies in the memory that JAX does not reserve, and XLA says nothing of it for a CPU.
+    XLA says 0 for others: on a GPU the code lies in the memory that JAX does not reserve.
     """
     state = settings.abstract_state(plan)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)

@@ -30,8 +30,11 @@ TOGETHER = 128
 """Rows whose softmax is computed together: of a single token those of several heads, of a tile those of one."""
 PAGE_SIZE = 64
 """The default. Each page is a copy of its own, so smaller ones take more instructions, and larger ones share less."""
+BUFFER_BYTES = 2**23
+"""What blocks of keys and values may take together; of many heads a block has fewer keys."""
 VMEM_BYTES = 2**25
-"""What the kernel may take of vector memory: a quarter of that of v5e and v6e, half of that of v7x."""
+"""What the kernel may take of vector memory: a quarter of that of v5e and v6e, half of that of v7x. A quarter of it is
+for what the compiler keeps there."""
 MASKED = -1e30
 SUBLANES = 8
 LOG2_E = math.log2(math.e)
@@ -116,6 +119,7 @@ def _attend(
     """`out` with attention of tiles of at most `size` tokens. Without it, other tokens have any."""
     (_, heads, head_dim), (_, kv_heads, parts, page_size, width) = queries.shape, pool.shape
     group, num_keys = heads // kv_heads, KEY_BLOCK if size > 1 or kv_heads > 2 else 2 * KEY_BLOCK
+    num_keys = min(num_keys, BUFFER_BYTES // (NUM_BUFFERS * kv_heads * parts * width * pool.dtype.itemsize))
     rows = -(-size * group // SUBLANES) * SUBLANES
     call = _Call(size, rows, max(page_size, num_keys // page_size * page_size), scoring, sinks is not None)
     padded = -(-(heads + rows - size * group) // SUBLANES) * SUBLANES
@@ -128,6 +132,21 @@ def _attend(
         of_rows = [jnp.broadcast_to(of_heads, (kv_heads * rows, LANES))]
     before = [] if out is None else [out]
     hbm, tokens = pl.BlockSpec(memory_space=pl.ANY), pltpu.VMEM((2, size, heads, head_dim), queries.dtype)
+    scratch = [
+        pltpu.VMEM((NUM_BUFFERS, kv_heads, parts, call.block, width), pool.dtype),
+        pltpu.SemaphoreType.DMA((NUM_BUFFERS,)),
+        pltpu.SMEM((2, table.shape[1]), jnp.int32),
+        *[tokens] * 2,
+        *[pltpu.SemaphoreType.DMA((2,))] * 3,
+        pltpu.VMEM((width // LANES, size * padded, LANES), jnp.float32),
+        pltpu.VMEM((kv_heads, rows, width), dtype),
+        *[pltpu.VMEM((kv_heads * rows, LANES), jnp.float32)] * 2,
+        pltpu.VMEM((kv_heads * rows, width), jnp.float32),
+        pltpu.SMEM((4,), jnp.int32),
+    ]
+    in_vmem = sum(math.prod(each.shape) * each.dtype.itemsize for each in scratch if each.memory_space == pltpu.VMEM)
+    if in_vmem > VMEM_BYTES * 3 // 4:
+        raise NotImplementedError(f"the TPU kernel has {VMEM_BYTES * 3 // 4} bytes for heads and pages, not {in_vmem}")
     return pl.pallas_call(
         functools.partial(_kernel, call=call),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -135,18 +154,7 @@ def _attend(
             grid=(1,),
             in_specs=[*[hbm] * 3, *[pl.BlockSpec(memory_space=pltpu.VMEM)] * len(of_rows), *[hbm] * len(before)],
             out_specs=hbm,
-            scratch_shapes=[
-                pltpu.VMEM((NUM_BUFFERS, kv_heads, parts, call.block, width), pool.dtype),
-                pltpu.SemaphoreType.DMA((NUM_BUFFERS,)),
-                pltpu.SMEM((2, table.shape[1]), jnp.int32),
-                *[tokens] * 2,
-                *[pltpu.SemaphoreType.DMA((2,))] * 3,
-                pltpu.VMEM((width // LANES, size * padded, LANES), jnp.float32),
-                pltpu.VMEM((kv_heads, rows, width), dtype),
-                *[pltpu.VMEM((kv_heads * rows, LANES), jnp.float32)] * 2,
-                pltpu.VMEM((kv_heads * rows, width), jnp.float32),
-                pltpu.SMEM((4,), jnp.int32),
-            ],
+            scratch_shapes=scratch,
         ),
         out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
         input_output_aliases={8 + len(of_rows): 0} if before else {},

@@ -31,7 +31,7 @@ def rotated(
     *,
     interpret: bool = False,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T K 2 H"]]:
-    """Rotated queries, and each rotated key with its value. H is 128, but for interpret mode.
+    """Rotated queries, and each rotated key with its value. Heads are 128 wide, but for interpret mode.
 
     A value that is not finite is zero, and its key NaN, as in `ops.rotate_and_write`.
     """

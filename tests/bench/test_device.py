@@ -20,7 +20,7 @@ from bench.device import catalogue, events, steps, summary
 from bench.device.engine import _reading_alone
 from bench.device.plan import ACCELERATOR, PLANS, TPU, TRIAL, Plan
 from jsg.engine import tpu_chips
-from jsg.engine.device.programs import VARIANTS
+from jsg.engine.device.programs import COMMON, SWITCHED
 from tests.sched import test_groups
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def test_runs_as_a_whole(
     bare = [figure for figure in run["figures"] if figure["facts"]["kind"] in ("decode", "prefill")]
     assert len(bare) == 3 and all(figure["facts"]["of_floor"] > 0 for figure in bare)
     sampling = [figure["facts"] for figure in run["figures"] if figure["facts"]["kind"] == "sampling"]
-    assert len(sampling) == len(VARIANTS)
+    assert len(sampling) == len(COMMON + SWITCHED)
     assert all(facts["floor"] > 0 for facts in sampling), "the floor comes from the rates of the process before"
     each, once = (figure["facts"] for figure in run["figures"] if figure["facts"]["kind"] == "decode-shared")
     assert not each["shares"] and once["shares"]

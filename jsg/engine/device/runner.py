@@ -45,8 +45,8 @@ Sampling = Callable[[np.ndarray | None], InFlight]
 """Starts the sampling of a step. Takes the row of `ModelRunner.masks` for each row of logits; None where no request of
 the step has a grammar."""
 
-TIMED_RUNS, TIMED_AT_ONCE = 3, 3
-"""How often a step is timed, and how many decode steps at once."""
+TIMED_RUNS, LONG_S = 4, 0.3
+"""How often a step is timed where nothing waits for it, and after how many seconds no more."""
 
 
 class ModelRunner:
@@ -262,14 +262,15 @@ class ModelRunner:
         names = (("sample", num_rows, variant) for variant in VARIANTS)
         return next((name for name in names if self._executables.is_ready(name)), None)
 
-    def time_step(self, key: BucketKey) -> float:
-        """The seconds that a step of this shape takes on padding, the least of several runs.
+    def time_step(self, key: BucketKey, *, is_idle: bool) -> float:
+        """The seconds that a step of this shape takes on padding.
 
-        Of decode steps several are started before the first ends, as where steps overlap; others run alone.
+        Of decode steps two are started before the first ends, as where steps overlap; others run alone. While requests
+        wait for it, it is timed once, and else several times, of which the least counts, unless it takes long.
         """
-        sampling, count = self._sampling(key.num_rows), TIMED_AT_ONCE if key.phase is Phase.DECODE else 1
-        seconds = math.inf
-        for _ in range(TIMED_RUNS):
+        sampling, count = self._sampling(key.num_rows), 1 + (key.phase is Phase.DECODE)
+        seconds, begun = math.inf, time.perf_counter()
+        for _ in range(TIMED_RUNS if is_idle else 1):
             jax.block_until_ready(self.replica.state)
             begin = time.perf_counter()
             for _ in range(count):
@@ -277,6 +278,8 @@ class ModelRunner:
                 self._run_on_padding(sampling)
             jax.block_until_ready(self.replica.state)
             seconds = min(seconds, (time.perf_counter() - begin) / count)
+            if time.perf_counter() - begun > LONG_S:
+                break
         return seconds
 
     def _run_on_padding(self, name: Hashable) -> None:
