@@ -132,14 +132,14 @@ def test_kinds_of_tokens_one_after_another():
         assert kinds_from(source, start, count) == [kind_of(source, start + index) for index in range(count)]
 
 
-def test_nothing_is_proposed_that_is_no_token_or_comes_after_an_end(core: EngineCore):
+def test_nothing_is_proposed_that_is_no_token_or_ends_the_answer(core: EngineCore):
     usable = core._drafter._usable
     core.add(asked("a", 3, 4, stop_token_ids=(7,)))
     core.step()
     (running,) = core.scheduler.running
     assert usable(running, [5, VOCAB, 6], Source.TEXT, 1) == ([5], [kind_of(Source.TEXT, 1)])
-    assert usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5, 7]
-    assert usable(running, [small.EOS, 6], Source.TREE, 1)[0] == [small.EOS]
+    assert usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5]
+    assert usable(running, [5, small.EOS, 6], Source.TREE, 1)[0] == [5, small.EOS, 6]  # it asked to ignore these
     core.abort("a")
     while core.has_work:
         core.step()
@@ -157,6 +157,16 @@ def test_a_request_that_asks_is_told_of_its_drafts(core: EngineCore):
     assert all(output.drafts is None for output in outputs[:-1])
     assert outputs[-1].drafts is not None and outputs[-1].drafts.taken == {"tree": taken}
     assert taken == outputs[-1].drafts.proposed["tree"] == LONG - len(outputs)
+
+
+def test_each_token_that_was_taken_saved_a_step_even_where_the_answer_ends_early(core: EngineCore):
+    first = small.run(core, [(0, asked("first", *range(3, 20)))])["first"].token_ids
+    core.add(asked("again", *range(3, 20), return_drafts=True, stop_token_ids=(first[25],)))
+    outputs = []
+    while core.has_work:
+        outputs += core.step()
+    num_tokens, drafts = sum(len(output.token_ids) for output in outputs), outputs[-1].drafts
+    assert num_tokens == first.index(first[25]) + 1 and drafts.taken["tree"] == num_tokens - len(outputs) > 0
 
 
 # What they do not change.
