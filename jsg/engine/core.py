@@ -140,9 +140,10 @@ class EngineCore:
         self.scheduler.table.check_integrity()  # one that lost count would use pages of other requests
         for output in outputs:
             self._num_generated += len(output.token_ids)
+            output.drafts = self._drafter.report(output.rid)
             if output.finish is not None:
                 self.grammars.forget(output.rid)
-                output.drafts = self._drafter.end(output.rid)
+                self._drafter.end(output.rid)
         return self._gatherer.gather(outputs)
 
     def _must_commit_first(self) -> bool:

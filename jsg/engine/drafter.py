@@ -270,12 +270,17 @@ class Drafter:
                 counts.proposed[source.label] = counts.proposed.get(source.label, 0) + 1
                 counts.taken[source.label] = counts.taken.get(source.label, 0) + (index < num_taken)
 
-    def end(self, rid: str) -> DraftReport | None:
-        """Keeps the output of a request that has ended, and forgets the rest; returns the report it asked for."""
+    def report(self, rid: str) -> DraftReport | None:
+        """The drafts of a request so far, if it had some and asked for them."""
+        report = self._reports.get(rid)
+        return report and DraftReport(proposed={**report.proposed}, taken={**report.taken})
+
+    def end(self, rid: str) -> None:
+        """Keeps the output of a request that has ended, and forgets the rest."""
+        self._reports.pop(rid, None)
         if (outlook := self._outlooks.pop(rid, None)) is not None:
             running = outlook.running
             self._past.of(running.namespace).add(running.tokens[running.num_prompt : running.num_known])
-        return self._reports.pop(rid, None)
 
     def flush(self) -> None:
         """Forgets past outputs, and how good proposals were."""

@@ -147,14 +147,17 @@ def test_nothing_is_proposed_that_is_no_token_or_ends_the_answer(core: EngineCor
 
 
 def test_a_request_that_asks_is_told_of_its_drafts(core: EngineCore):
-    """With the last output only; the counts of all are in `stats`."""
+    """With each output, so that one whose text ends it knows too; the counts of all requests are in `stats`."""
     small.run(core, [(0, asked("first", *range(3, 20)))])
     core.add(asked("again", *range(3, 20), return_drafts=True))
     before, outputs = core.stats(), []
     while core.has_work:
         outputs += core.step()
     taken = core.stats()["num_drafts_taken_tree"] - before["num_drafts_taken_tree"]
-    assert all(output.drafts is None for output in outputs[:-1])
+    assert [output.drafts and sum(output.drafts.taken.values()) for output in outputs[:2]] == [
+        None,
+        len(outputs[1].token_ids) - 1,
+    ]
     assert outputs[-1].drafts is not None and outputs[-1].drafts.taken == {"tree": taken}
     assert taken == outputs[-1].drafts.proposed["tree"] == LONG - len(outputs)
 
