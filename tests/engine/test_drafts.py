@@ -224,9 +224,13 @@ def test_shapes_are_measured_when_nothing_runs_and_then_the_gate_opens(new_core_
     assert costs == sorted(costs) and costs[0] > 0
 
 
-def test_without_drafts_nothing_is_measured(new_core_of):
+def test_without_drafts_nothing_is_measured_until_a_request_asks_for_some(new_core_of, monkeypatch: pytest.MonkeyPatch):
     core = new_core_of(speculative="off", **SMALL_POOL)
+    monkeypatch.setattr(core._runner, "can_time", lambda key: True)
+    core.add(asked("a", 3, 4))
     assert core._unmeasured is None and core.scheduler.gate.to_measure
+    core.add(asked("b", 3, 4, speculative="auto"))
+    assert core._unmeasured is not None
 
 
 def test_steps_overlap_where_nothing_is_worth_a_draft(core_of):
