@@ -18,7 +18,7 @@ from jsg.engine.drafter import Drafter
 from jsg.sched.drafts.estimates import kind_of, kinds_from
 from jsg.step_reports import Source
 from jsg.types import Request, SamplingParams
-from tests.engine import small
+from tests.engine import small, taught
 from tests.engine.small import DETERMINISTIC, SMALL_POOL, VOCAB
 from tests.engine.test_same_answer import BUSY, check_bitwise
 
@@ -173,6 +173,15 @@ def test_each_token_that_was_taken_saved_a_step_even_where_the_answer_ends_early
 
 
 # What they do not change.
+
+
+def test_a_text_that_a_grammar_forces_is_reported_as_such_whoever_writes_it(taught_core_of):
+    """The tree has the second answer, in other steps than the first one's."""
+    core = taught_core_of(**DETERMINISTIC, speculative="auto")
+    first = taught.outcome_of(core, taught.request("first", return_constraint=True))
+    again = taught.run(core, [(0, taught.request("again", return_constraint=True))])["again"]
+    assert core.stats()["num_drafts_taken_tree"] > 0 and again.token_ids == first.token_ids
+    assert len(first.token_ids) > again.num_forced == first.num_forced > 0
 
 
 @pytest.fixture

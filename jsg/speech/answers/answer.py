@@ -432,7 +432,7 @@ class Answer:
         return {"text": text, "output_ids": list(token_ids), "meta_info": meta}
 
     def constraint(self) -> dict[str, Any]:
-        """What the grammar has done so far: which tokens jump-forward wrote, the mass kept, whether it is complete.
+        """What the grammar has done so far: which tokens it forced, the mass kept, whether it is complete.
 
         `kept_mass` is the probability that the model gave to the allowed tokens. Near 1 the grammar changed nothing;
         near 0 the model wanted something else.
