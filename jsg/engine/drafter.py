@@ -121,7 +121,7 @@ class Drafter:
             return True
         if not self._gate.may_gain(len(running), max_rows):
             return False
-        decoding = [each for each in running if each.place is not None and not each.place.is_prefilling]
+        decoding = [each for each in running if _decodes(each)]
         most = _share(len(running), max_rows)
         chances = [self._chances_behind(each, most) for each in decoding]
         return any(chances) and self._gate.choose(len(decoding), chances, max_rows) is not None
@@ -144,7 +144,7 @@ class Drafter:
             return found
         most = _share(len(running), max_rows)
         for each in running:
-            if each.place is None or each.place.is_prefilling or each.place.num_in_flight:
+            if not _decodes(each) or each.place is None or each.place.num_in_flight:
                 continue
             proposal = self._grammars.forced(each, max_rows)
             if may_gain and (proposal is None or not proposal.is_forced):
@@ -290,6 +290,11 @@ class Drafter:
             "num_gate_open": self._gate.num_open,
             "num_gate_shut": self._gate.num_shut,
         }
+
+
+def _decodes(running: RunningRequest) -> bool:
+    """Whether the next step samples a token of a request. None does of a branch, which has the rid of its whole."""
+    return running.place is not None and not running.place.is_prefilling and running.num_to_come > 0
 
 
 def _share(num_rows: int, max_rows: int) -> int:

@@ -5,6 +5,7 @@ they are.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,16 @@ def test_a_request_has_drafts_as_it_asks_or_else_as_the_engine_was_told(core_of,
     assert core.flush_cache()
     first = steps_of(core, asked("first", *range(3, 20)))
     assert (steps_of(core, asked("again", *range(3, 20), speculative=request_)) < first) == drafts
+
+
+def test_a_joined_request_has_drafts_as_it_asks_although_its_branches_have_its_name(core: EngineCore):
+    """Branches generate nothing and ask for nothing, and its answer is one of the past outputs."""
+    prompt, drafts = np.random.default_rng(0).integers(2, VOCAB, size=60).tolist(), dict[str, int]()
+    for rid, speculative in (("first", None), ("off", "off"), ("again", None)):
+        before = core.stats()["num_drafts_past"]
+        steps_of(core, replace(asked(rid, *prompt, speculative=speculative), joined=(20, 35, 50)))
+        drafts[rid] = core.stats()["num_drafts_past"] - before
+    assert drafts["off"] == 0 < LONG / 2 < drafts["again"]
 
 
 @pytest.mark.parametrize("settings", [{"frequency_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"min_new_tokens": 2}])
