@@ -132,7 +132,7 @@ def _products(
             transcendentals=0,
         ),
         interpret=interpret,
-        name="grouped_matmul",
+        name="few_bits_matmul" if sizes is None else "grouped_matmul",
     )(*metadata, rows, kernels)
 
 
