@@ -67,8 +67,7 @@ def test_attention_is_compared_by_the_kernel_of_a_tpu_itself(monkeypatch: pytest
     how = {"heads": 4, "kv_heads": 2, "head_dim": 64, "implementation": "tpu"}
     with pltpu.force_tpu_interpret_mode():
         assert attention_check.largest_error(case, "float32", **how) < 1e-5
-        right = tpu.paged_attention
-        monkeypatch.setattr(tpu, "paged_attention", lambda *given, **options: 1.1 * right(*given, **options))
+        monkeypatch.setattr(tpu, "paged_attention", lambda queries, *_, **options: jnp.zeros_like(queries))
         other = how | {"head_dim": 128}  # else the program is there already
         assert attention_check.largest_error(case, "float32", **other) > 0.05
 
