@@ -56,6 +56,7 @@ class EngineCore:
         )
         if parts.runner.has_drafts:
             parts.scheduler.gate.expect_repeats()
+        self._wants_drafts = config.speculative != "off"
         self._decode_steps = parts.decode_steps
         self._in_flight: InFlight | None = None
         self._outputs: list[RequestOutput] = []  # of a step that was committed outside of `step`
@@ -77,7 +78,7 @@ class EngineCore:
     @property
     def _unmeasured(self) -> BucketKey | int | None:
         """A shape whose cost drafts depend on, or rows of such, that can be measured now; None if there is none."""
-        keys = self.scheduler.gate.to_measure if self._config.speculative != "off" else ()
+        keys = self.scheduler.gate.to_measure if self._wants_drafts else ()
         return next((key for key in keys if self._runner.can_time(key)), None)
 
     @property
@@ -106,6 +107,7 @@ class EngineCore:
         self.scheduler.add(request, time.monotonic())
         if constraint is not None:
             self.grammars.put(request.rid, constraint)
+        self._wants_drafts |= request.sampling.speculative not in (None, "off")
         if not request.is_streamed:
             self._gatherer.add(request.rid)
 
@@ -143,9 +145,10 @@ class EngineCore:
         self.scheduler.table.check_integrity()  # one that lost count would use pages of other requests
         for output in outputs:
             self._num_generated += len(output.token_ids)
+            output.drafts = self._drafter.report(output.rid)
             if output.finish is not None:
                 self.grammars.forget(output.rid)
-                output.drafts = self._drafter.end(output.rid)
+                self._drafter.end(output.rid)
         return self._gatherer.gather(outputs)
 
     def _must_commit_first(self) -> bool:

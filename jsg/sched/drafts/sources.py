@@ -14,12 +14,15 @@ import numpy as np
 
 LONGEST = 16
 """Tokens that are compared before a place. Of places where more are equal, the newest counts."""
+MOST_PLACES = 2**11
+"""Places behind the last token of the tail that are compared further, the newest ones. A search in 131 072 equal tokens
+takes 0.2 ms so, and otherwise 5.0."""
 MOST_NAMESPACES = 64
 SEPARATOR = -1
 
 
 def last_repeat(text: np.ndarray, tail: np.ndarray) -> tuple[int, int]:
-    """The newest place in a text after the longest part that equals the end of `tail`.
+    """The newest place in a text after the longest part that equals the end of `tail`, among `MOST_PLACES` places.
 
     Args:
         text: int32. If `tail` is its own end, it is given without its last token.
@@ -29,7 +32,7 @@ def last_repeat(text: np.ndarray, tail: np.ndarray) -> tuple[int, int]:
         The index of what follows there, and how many tokens before it are equal, at most `LONGEST`; both are 0 where
         not even one is.
     """
-    places = np.flatnonzero(text == tail[-1])
+    places = np.flatnonzero(text == tail[-1])[-MOST_PLACES:]
     newest = length = 0
     while len(places):
         newest, length = int(places[-1]) + 1, length + 1

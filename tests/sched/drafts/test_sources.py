@@ -4,7 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jsg.sched.drafts.sources import LONGEST, MOST_NAMESPACES, SEPARATOR, ByNamespace, PastOutputs, copied, last_repeat
+from jsg.sched.drafts.sources import (
+    LONGEST,
+    MOST_NAMESPACES,
+    MOST_PLACES,
+    SEPARATOR,
+    ByNamespace,
+    PastOutputs,
+    copied,
+    last_repeat,
+)
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
@@ -22,6 +31,13 @@ def test_the_newest_of_the_longest_repeats_is_found(text: list[int], tail: list[
     newest = max(place for place, length in lengths.items() if length == longest)
     found = last_repeat(np.array(text, np.int32), np.array(tail, np.int32))
     assert found == ((newest, longest) if longest else (0, 0))
+
+
+def test_of_many_places_only_the_newest_are_compared():
+    """So a text of equal tokens takes no longer than another one, whoever sends it."""
+    text = np.array([8, 9, *[7, 9] * MOST_PLACES], np.int32)
+    tail = np.array([8, 9], np.int32)
+    assert last_repeat(text, tail) == (len(text), 1) and last_repeat(text[:-2], tail) == (2, 2)
 
 
 def test_what_goes_on_to_the_end_of_the_text_repeats_itself():
