@@ -178,9 +178,10 @@ class EngineConfig:
     speculative: str = _knob(
         "auto",
         "Where drafts come from, unless a request says otherwise: 'auto' also copies what prompt, prefix and namespace "
-        "had before, where that saves time; 'off' leaves it at what a grammar forces. Drafts change no answer. What "
-        "SGLang and vLLM call such drafts means 'auto', also as the method in vLLM's JSON.",
-        ("auto", "off", "ngram", "NGRAM", "suffix"),
+        "had before, and asks the model's own layer for drafts (MTP), where that saves time; 'off' leaves it at what a "
+        "grammar forces. Drafts change no answer. What SGLang and vLLM call such drafts means 'auto', also as the "
+        "method in vLLM's JSON.",
+        ("auto", "off", "ngram", "NGRAM", "suffix", "mtp", "NEXTN"),
         aliases=("speculative_algorithm", "speculative_config"),
     )
     disable_radix_cache: bool = _knob(False, "Turns off the cache of prefixes, so that requests share no prefix.")

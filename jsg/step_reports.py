@@ -13,6 +13,7 @@ class Source(enum.IntEnum):
     TREE = 1
     TEXT = 2
     PAST = 3
+    MTP = 4
 
     @property
     def label(self) -> str:
@@ -30,6 +31,7 @@ _TEXTS = {
     Source.TREE: "that follow the same text in the radix tree",
     Source.TEXT: "that were copied from prompt or output of the same request",
     Source.PAST: "that were copied from past outputs of the namespace",
+    Source.MTP: "that the model's own layer for drafts predicted",
 }
 
 

@@ -37,6 +37,7 @@ FLAT_RECORDS = {
     "RequestFields": "one field per fact that an engine must know of a sequence",
     "SamplingParams": "one field per sampling parameter a client may send",
     "RunArgs": "one field per argument of gen that a run may give for all",
+    "ModelSpec": "one field per property of a decoder that a checkpoint's config.json gives",
     "VisionConfig": "one field per property of the vision half of a checkpoint's config.json",
 }
 

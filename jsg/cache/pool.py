@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Int
 
 LANES = 128
 """A row of a TPU's memory has so many numbers, or is padded to that."""
+HIDDEN_KEPT = 16
+"""Hidden states of a row. With more drafts in a step, of which an early one is wrong, the next draft is worse."""
 
 
 Place = Callable[[int, int], jax.sharding.Sharding | None]
@@ -30,10 +32,13 @@ class KVPool(NamedTuple):
             numbers of its keys has the keys only, and one that reads those of another layer has none. Only
             `kernels_pallas` looks inside.
         states: For each layer with states of requests in place of keys its arrays, by slot. Slot 0 is for padding.
+        hidden: If the model drafts tokens itself, for each request row the final hidden states of its last tokens: that
+            of the token at position p in place p % `HIDDEN_KEPT`. Else nothing. The last of `layers` drafts.
     """
 
     layers: tuple[tuple[Float[Array, "P _ _ *rest"], ...], ...]
     states: tuple[tuple[Float[Array, "slots ..."], ...], ...] = ()
+    hidden: tuple[Float[Array, "R kept D"], ...] = ()
 
     @property
     def page_size(self) -> int:

@@ -1,6 +1,7 @@
 """Proposes drafts: what a grammar forces, and copies of what the same request, its prefix or its namespace had before.
 
-    forced ─▶ tree ─▶ own text ─▶ past outputs ─▶ cut at the first token that the grammar forbids ─▶ gate
+    forced ─▶ tree ─▶ own text ─▶ past outputs ─▶ the model's layer for drafts (MTP)
+           ─▶ cut at the first token that the grammar forbids ─▶ gate
 
 A step verifies drafts: each token is sampled with its own noise under its own mask, and counts up to the first one that
 differs from its draft. So a draft changes the speed of an answer and never the answer. Whether the proposals were right
@@ -8,16 +9,19 @@ is counted even where none was drafted. So a request for which copying does not 
 """
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 
 from jsg.cache.following import following
 from jsg.engine.device.packing import needs_tables
+from jsg.engine.device.pool_sizes import MOST_REPEATS
 from jsg.engine.grammars.constraints import Constraints
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
-from jsg.sched.drafts.estimates import Estimates, Kind, kind_of, kinds_from
+from jsg.sched.drafts.estimates import FIRST_GUESSES, Estimates, Kind, kind_of, kinds_from
 from jsg.sched.drafts.gate import LEAST_CHANCE, Gate
 from jsg.sched.drafts.sources import LONGEST, ByNamespace, PastOutputs, copied, last_repeat
 from jsg.sched.request import RunningRequest
@@ -36,6 +40,21 @@ one for so many requests if that is more. So a step has few searches, however ma
 SHARE = 8
 """Each request is looked ahead for so many times its share of the rows of drafts, and for so many tokens at least."""
 FORCED = kind_of(Source.FORCED, 0)
+REPEATED = kinds_from(Source.MTP, 0, MOST_REPEATS)
+TRIAL = 64
+"""After so many tokens without drafts of the model itself, the first guess decides once more whether it makes some."""
+
+
+class OwnLayer(Protocol):
+    """A model that drafts tokens itself: `ModelRunner`."""
+
+    def can_draft(self, num_rows: int) -> bool:
+        """See `ModelRunner.can_draft`."""
+        ...
+
+    def draft(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], count: int) -> np.ndarray:
+        """See `ModelRunner.draft`."""
+        ...
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -50,6 +69,7 @@ class Outlook:
         tokens: The tokens that should follow these.
         kinds: The kind of each.
         next_search: The number of tokens with which texts are searched again.
+        next_trial: That with which the model drafts again even if what it drafted before was wrong.
         drafted: The kinds of the tokens that were proposed last.
     """
 
@@ -60,6 +80,7 @@ class Outlook:
     tokens: list[int] = dataclasses.field(default_factory=list)
     kinds: list[Kind] = dataclasses.field(default_factory=list)
     next_search: int = 0
+    next_trial: int = 0
     drafted: list[Kind] = dataclasses.field(default_factory=list)
 
     def chances(self, kinds: Iterable[Kind]) -> list[float]:
@@ -89,6 +110,7 @@ class Drafter:
         eos_token_ids: Tokens after which nothing is proposed.
         page_size: Tokens in a page of the tree.
         is_on: Whether requests have drafts beside forced ones unless they say otherwise.
+        own_layer: Drafts by the model itself; None if it has no layer for them.
     """
 
     def __init__(
@@ -100,6 +122,7 @@ class Drafter:
         eos_token_ids: frozenset[int],
         page_size: int,
         is_on: bool,
+        own_layer: OwnLayer | None = None,
     ):
         self._gate = gate
         self._grammars = grammars
@@ -107,6 +130,7 @@ class Drafter:
         self._eos_token_ids = eos_token_ids
         self._page_size = page_size
         self._is_on = is_on
+        self._own_layer = own_layer
         self._outlooks: dict[str, Outlook] = {}
         self._estimates = ByNamespace(Estimates)
         self._past = ByNamespace(lambda: PastOutputs(PAST_TOKENS))
@@ -124,7 +148,31 @@ class Drafter:
         decoding = [each for each in running if _decodes(each)]
         most = _share(len(running), max_rows)
         chances = [self._chances_behind(each, most) for each in decoding]
-        return any(chances) and self._gate.choose(len(decoding), chances, max_rows) is not None
+        if any(chances) and self._gate.choose(len(decoding), chances, max_rows) is not None:
+            return True
+        return self._own_layer is not None and self._num_repeats(decoding, chances, max_rows)[0] > 0
+
+    def _num_repeats(
+        self, decoding: Sequence[RunningRequest], chances: Sequence[Sequence[float]], max_rows: int
+    ) -> tuple[int, list[int]]:
+        """How many tokens the model should draft, and for which requests: those whose other proposals are worse."""
+        own = [self._own_chances(each) for each in decoding]
+        asked = [index for index, each in enumerate(own) if sum(each) > sum(chances[index])]
+        if not asked or self._own_layer is None or not self._own_layer.can_draft(len(asked)):
+            return 0, []
+        others = [each for index, each in enumerate(chances) if each and index not in asked]
+        return self._gate.num_repeats(len(decoding), others, [own[index] for index in asked], max_rows), asked
+
+    def _own_chances(self, running: RunningRequest) -> list[float]:
+        """The chances of tokens that the model would draft behind the one that is in flight, if there is one."""
+        outlook, place = self._look(running), running.place
+        assert place is not None, "only a running request decodes"
+        kinds = REPEATED[: max(running.num_to_come - 1 - place.num_in_flight, 0)]
+        if not outlook.can_draft or running.layout is not None:
+            return []
+        if running.num_known < outlook.next_trial:
+            return outlook.chances(kinds)
+        return [*itertools.accumulate((FIRST_GUESSES[source][index] for source, index in kinds), operator.mul)]
 
     def _chances_behind(self, running: RunningRequest, most: int) -> list[float]:
         """The chances of the tokens behind the one that is in flight, of at most so many."""
@@ -144,14 +192,41 @@ class Drafter:
             return found
         most = _share(len(running), max_rows)
         for each in running:
-            if not _decodes(each) or each.place is None or each.place.num_in_flight:
+            if not self._may_ask(each):
                 continue
             proposal = self._grammars.forced(each, max_rows)
             if may_gain and (proposal is None or not proposal.is_forced):
                 proposal = self._longer(each, proposal, most)
             if proposal is not None:
                 found[each.request.rid] = proposal
+        if may_gain and self._own_layer is not None:
+            self._add_own([each for each in running if self._may_ask(each)], found, max_rows)
         return found
+
+    @staticmethod
+    def _may_ask(running: RunningRequest) -> bool:
+        """Whether a request decodes and all its tokens are known."""
+        return _decodes(running) and running.place is not None and not running.place.num_in_flight
+
+    def _add_own(self, decoding: Sequence[RunningRequest], found: dict[str, Proposal], max_rows: int) -> None:
+        """Lets the model draft for the requests that have nothing better, if that is worth its time."""
+        assert self._own_layer is not None, "it is asked only if there is one"
+        decoding = [each for each in decoding if not _is_sure(found.get(each.request.rid))]
+        proposals = (found.get(each.request.rid) for each in decoding)
+        chances = [() if each is None else each.chances for each in proposals]
+        count, asked = self._num_repeats(decoding, chances, max_rows)
+        if not count:
+            return
+        requests = [decoding[index] for index in asked]
+        ends = [each.num_known - 1 for each in requests]
+        rows = [each.place.row for each in requests if each.place is not None]
+        last = [int(each.tokens[end]) for each, end in zip(requests, ends, strict=True)]
+        for each, tokens in zip(requests, self._own_layer.draft(rows, last, ends, count).tolist(), strict=True):
+            outlook = self._look(each)
+            outlook.tokens, outlook.kinds = self._usable(each, tokens, Source.MTP, 0)
+            outlook.next_trial = each.num_known + TRIAL
+            if (proposal := self._longer(each, None, max_rows)) is not None:
+                found[each.request.rid] = proposal
 
     def _longer(self, running: RunningRequest, sure: Proposal | None, most: int) -> Proposal | None:
         """A proposal that goes on behind what is forced."""
@@ -196,7 +271,8 @@ class Drafter:
         is_on = self._is_on if sampling.speculative is None else sampling.speculative != "off"
         # Appended tokens are part of the answer, so they must follow from it alone. Penalties count no draft.
         can_draft = is_on and self._grammars.jump_of(running.request) != "retokenize" and not needs_tables(sampling)
-        return Outlook(running, Estimates(self._estimates.of(running.namespace)), can_draft)
+        estimates = Estimates(self._estimates.of(running.namespace))
+        return Outlook(running, estimates, can_draft, next_trial=running.num_known + TRIAL)
 
     @staticmethod
     def _learn(outlook: Outlook, came: Sequence[int]) -> None:
@@ -303,6 +379,11 @@ class Drafter:
 def _decodes(running: RunningRequest) -> bool:
     """Whether the next step samples a token of a request. None does of a branch, which has the rid of its whole."""
     return running.place is not None and not running.place.is_prefilling and running.num_to_come > 0
+
+
+def _is_sure(proposal: Proposal | None) -> bool:
+    """Whether a grammar forces a token of it."""
+    return proposal is not None and (proposal.is_forced or proposal.num_sure is None or proposal.num_sure > 0)
 
 
 def _share(num_rows: int, max_rows: int) -> int:

@@ -16,13 +16,12 @@ from jsg.engine.device.executables import Executables, no_compilation_cache
 from jsg.engine.device.programs import Programs
 from jsg.engine.device.targets import Target, traced_for
 from jsg.engine.find import find_model
-from jsg.engine.grammars.kernel_folder import KernelFolder
+from jsg.engine.grammars.kernel_folder import KernelFolder, kernel_cache_of
 from jsg.engine.progress import Report, counted
 from jsg.engine.startup import (
     Settings,
     abstract_model_of,
     begin,
-    kernel_cache_of,
     make_executables,
     make_plan,
     settle,

@@ -313,7 +313,7 @@ def _pack(key: BucketKey, context: int, config: RunnerConfig) -> np.ndarray:
 
     Its tokens differ, as those of requests do, because equal tokens would choose the same experts.
     """
-    packed, parts = empty_step(key, config.num_groups, has_states=config.has_states)
+    packed, parts = empty_step(key, **config.kinds)
     parts["counts"][2] = key.num_rows
     parts["token_ids"][:] = np.random.default_rng(0).integers(config.vocab_size, size=key.num_tokens)
     parts["positions"][:] = parts["model_positions"][:] = context

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jsg.cache.pool import make_pool, make_states
+from jsg.cache.pool import HIDDEN_KEPT, make_pool, make_states
 from jsg.cache.radix import RadixCache
 from jsg.cache.windows import make_allocator
 from jsg.config import EngineConfig, option
@@ -30,17 +30,18 @@ from jsg.engine.device.memory import (
     vision_shape,
 )
 from jsg.engine.device.panels import lay_out
+from jsg.engine.device.pool_sizes import draft_row_bytes, layer_pages
 from jsg.engine.device.program_store import ProgramStore
 from jsg.engine.device.programs import POOL_KINDS, DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.device.runner import ModelRunner
 from jsg.engine.embedder import read_embedder
 from jsg.engine.find import find_model
 from jsg.engine.grammars.constraints import Constraints
-from jsg.engine.grammars.kernel_folder import KernelFolder
+from jsg.engine.grammars.kernel_folder import KernelFolder, kernel_cache_of
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.hosts.identity import code_identity
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
-from jsg.engine.private_directory import compilation_cache_path, with_usable_cache
+from jsg.engine.private_directory import with_usable_cache
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.progress import Report, counted, load_progress
 from jsg.engine.selfcheck import DecodeSteps, step_cost
@@ -187,6 +188,7 @@ class Settings:
             embeds=self.embedder is not None,
             num_groups=len(self.model.page_groups),
             has_states=bool(self.model.state_shapes),
+            has_drafts=self.model.draft is not None,
             has_switches=self.platform != "gpu",
         )
 
@@ -197,17 +199,20 @@ class Settings:
 
     def make_state(self, plan: MemoryPlan) -> DeviceState:
         """The state before the first step, with the pool that is planned."""
-        model, pages = self.model, plan.num_pages(self.page_size)
+        model, num_rows = self.model, self.max_running + 1
         place = functools.partial(sharding_of, self.mesh)
         pool = make_pool(
             model.kv_shapes,
-            [pages[window] for window in model.layer_windows],
+            layer_pages(model, plan.num_pages(self.page_size), num_rows, self.page_size),
             self.page_size,
             self.kv_dtype,
             is_by_head=ops.is_pool_by_head(self.platform),
             place=place,
         )
         pool = pool._replace(states=make_states(model.state_shapes, plan.num_slots, self.dtype, place))
+        if model.draft is not None:
+            shape = num_rows, HIDDEN_KEPT, model.hidden_size
+            pool = pool._replace(hidden=(jnp.zeros(shape, self.dtype, device=sharding_of(self.mesh, None, 3)),))
         rows, whole = None, sharding_of(self.mesh, None, 2)
         if self.vision is not None:
             rows = jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype, device=whole)
@@ -382,11 +387,6 @@ def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
     return state._replace(vision=state.vision.at[NEWLINE_ROW].set(newline[...]))
 
 
-def kernel_cache_of(config: EngineConfig) -> Path | None:
-    """The directory of compiled programs in which the kernels of grammars lie too; None where programs are not kept."""
-    return None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
-
-
 def _compiler_options(config: EngineConfig, platform: str, quantization: str) -> dict[str, str | bool | int]:
     """XLA's options for programs of a model with this quantization."""
     profiled = profiled_compiler_options(platform) if config.profile_dir else {}
@@ -434,11 +434,12 @@ def settle(config: EngineConfig, directory: Path, device: Device, party: Party |
 
 def _read_model(config: EngineConfig, directory: Path) -> tuple[ModelSpec, Embedder | None]:
     """The shape of a model, and how it embeds if it does. Logs what a file says that has no effect."""
-    model = read_spec(directory).over_devices(config.tp_size, config.ep_size)
+    model = read_spec(directory, drafts=config.speculative != "off").over_devices(config.tp_size, config.ep_size)
     for note in model.notes:
         logger.warning("%s", note)
     embedder = read_embedder(directory, config.task, model)
     if embedder is not None:  # whose checkpoint may have no head
+        model = dataclasses.replace(model, draft=None)
         model = with_kept(directory, model, config.load_format) if config.load_format != "dummy" else model
         return dataclasses.replace(model, tie_word_embeddings=True), embedder
     return model if config.load_format == "dummy" else with_own_head(directory, model, config.load_format), None
@@ -492,6 +493,9 @@ def plan_of(
         chunk=settings.buckets.chunk,
         vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
         num_devices=settings.config.tp_size,
+        draft_row_bytes=draft_row_bytes(
+            settings.model, settings.page_size, settings.dtype.itemsize, settings.kv_dtype.itemsize
+        ),
         bytes_per_state=settings.model.state_bytes(settings.dtype.itemsize),
     )
 

@@ -17,13 +17,20 @@ from jsg.models.wrapper import Wrapper
 from jsg.sources import Fields, read_json
 
 
-def read_spec(path: Path) -> ModelSpec:
+def read_spec(path: Path, *, drafts: bool = False) -> ModelSpec:
     """The model of a directory, from `config.json`, and the EOS tokens of `generation_config.json` if it exists.
+
+    With `drafts` it has the layer that drafts tokens, if there is one. Without drafts no other layer needs it.
 
     Raises:
         ModelError: A file or a field is missing, damaged, out of bounds or not supported. The message names it. The
             architecture is judged first.
     """
+    model = _read(path)
+    return model if drafts else dataclasses.replace(model, draft=None)
+
+
+def _read(path: Path) -> ModelSpec:
     whole = Fields("config.json", read_json(path / "config.json"))
     architecture = _architecture(whole)
     wrapper = WRAPPERS.get(architecture)

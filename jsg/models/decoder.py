@@ -32,7 +32,7 @@ from jsg.models.layers import Embedding, Linear, RMSNorm, parameter, project, wh
 from jsg.models.mamba import Mamba
 from jsg.models.origin import Origin, Source, side_by_side
 from jsg.models.rope import Rotation, grown, rotation
-from jsg.models.spec import LayerSpec, Mixer, ModelSpec
+from jsg.models.spec import DraftSpec, LayerSpec, Mixer, ModelSpec
 from jsg.models.state_specs import ConvolutionSpec, DeltaSpec, MambaSpec
 from jsg.models.tensor_parallel import add_up
 
@@ -288,6 +288,39 @@ def _forms(layer: Layer) -> tuple[Any, ...]:
     return tuple(jax.tree.structure(param.get_value()) for param in params)
 
 
+class DraftLayer(nnx.Module):
+    """See `DraftSpec`. What it keeps of token t_j, at position j, is made of t_j and of the hidden state of t_(j-1).
+
+    So a prefix has the same keys and values in it, whatever follows. The first token has nothing before it, and counts
+    as zeros.
+    """
+
+    def __init__(self, spec: DraftSpec, width: int, dtype: jax.typing.DTypeLike):
+        self.spec = spec
+        norms = (spec.embedding_norm, spec.hidden_norm, spec.final_norm)
+        self.embedding_norm, self.hidden_norm, self.final_norm = (
+            RMSNorm(each, f"{spec.prefix}.", width, dtype) for each in norms
+        )
+        self.joined = Linear((f"{spec.prefix}.{spec.joined}",), 2 * width, (width,), dtype)
+        self.block = Layer(spec.layer, spec.block_prefix, width, dtype)
+
+    def __call__(
+        self,
+        embedded: Float[Array, "T D"],
+        before: Float[Array, "T D"],
+        inputs: ForwardInputs,
+        cache: LayerArrays,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"], LayerArrays]:
+        """What the head reads to predict the next token, what takes the place of the hidden state, and the cache."""
+        attention = self.spec.layer.attention
+        pairs = jnp.concatenate([self.embedding_norm(embedded), self.hidden_norm(before)], axis=1)
+        x = jnp.where(inputs.positions[:, None] > 0, self.joined(pairs), 0)
+        turn = rotation(inputs.positions, attention.rope, attention.head_dim)
+        stream, cache = self.block(Stream(x), inputs, turn, cache)
+        normed = self.final_norm(stream.whole)
+        return normed, normed if self.spec.repeats_normed else stream.whole, cache
+
+
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head. Implements `jsg.models.model.Model`.
 
@@ -302,6 +335,7 @@ class Decoder(nnx.Module):
         self.embedding = Embedding("model.embed_tokens", spec.vocab_size, width, dtype, is_head=is_tied)
         layers = [Layer(layer, f"model.layers.{i}", width, dtype) for i, layer in enumerate(spec.layers)]
         self.layers = nnx.List(layers)
+        self.draft = DraftLayer(spec.draft, width, dtype) if spec.draft else None
         own = spec.layer_inputs
         self.own_inputs = LayerInputs(own, width, dtype) if own else None
         self.final_norm = RMSNorm(spec.final_norm, "", width, dtype)
@@ -335,7 +369,16 @@ class Decoder(nnx.Module):
             group, given = groups[of_layers[i] if has_keys else 0], None if own is None else own[:, len(places) - 1]
             stream, kept[places[-1]] = _run_layer(graph, alike, stream, group, turns[angles], kept[places[-1]], given)
             num_caches, num_states = num_caches + has_keys, num_states + bool(attention.state_shapes)
-        return self.final_norm(stream.whole), KVPool(tuple(caches), tuple(states))
+        pool = pool._replace(layers=tuple(caches), states=tuple(states))
+        return self.final_norm(stream.whole), pool
+
+    def drafted(
+        self, inputs: ForwardInputs, before: Float[Array, "T D"], cache: LayerArrays
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"], LayerArrays]:
+        """See `DraftLayer`, of the tokens of a step and the hidden state of the one before each."""
+        assert self.draft is not None, "a model without a layer that drafts is not asked to"
+        embedded, inputs = self._embed(inputs)
+        return self.draft(embedded, before, inputs, cache)
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:
         """The residual stream before the first layer, and the inputs that the layers need."""

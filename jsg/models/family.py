@@ -55,7 +55,7 @@ class Family:
         norm: What `read_norm` is given.
         scales_context: Whether `max_position_embeddings` is without the factor by which rope is scaled.
         later_layers: The field that says how many layers a checkpoint may have after the last. They predict later
-            tokens, and nothing reads them.
+            tokens, and nothing but `ModelSpec.draft` reads them.
         unread: A pattern of the names of other tensors that a checkpoint may have and nothing reads.
         model: The model, made of the one with these layers.
     """

@@ -22,7 +22,7 @@ from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.checkpoint import Checkpoint, FewBits, Piece, has_checkpoint, open_checkpoint
+from jsg.models.checkpoint import Checkpoint, FewBits, Piece, faults, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.forms import GGUF_LINK
 from jsg.models.llava import Llava, build_model
@@ -96,6 +96,8 @@ def load_model(
 def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto") -> ModelSpec:
     """The config of a checkpoint, with the experts as they are there, and with a head of its own if one is there.
 
+    Without the layer that drafts tokens, if that is not there.
+
     As in transformers, a model is not tied if its checkpoint has a head that differs from the embedding. Some
     checkpoints of tied models hold the table twice, and some files say or mean by default that a model is tied which is
     not.
@@ -103,11 +105,12 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     Raises:
         ModelError: The checkpoint is damaged.
     """
-    is_open = config.tie_word_embeddings or config.has_experts or is_in_few_bits(directory, config)
+    is_open = config.tie_word_embeddings or config.has_experts or config.draft or is_in_few_bits(directory, config)
     if not is_open or not has_checkpoint(directory):
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
         config = _with_forms(config, checkpoint).with_stacks(checkpoint.holds)
+        config = _with_own_layer(config, checkpoint)
         if not config.tie_word_embeddings or not checkpoint.differ(HEAD, TABLE):
             return config
     logger.warning(
@@ -115,6 +118,23 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
         "tie_word_embeddings: false"
     )
     return dataclasses.replace(config, tie_word_embeddings=False)
+
+
+def _with_own_layer(config: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+    """The config without the layer that drafts tokens, if the checkpoint has not all of it: answers do without."""
+    draft = config.draft
+    if draft is None:
+        return config
+    shapes = checkpoint_shapes(abstract_model(dataclasses.replace(config, layers=config.layers[:1]), jnp.float32))
+    own = {name: shape for name, shape in shapes.items() if name.startswith(f"{draft.prefix}.")}
+    fault = next(iter(faults(checkpoint.listed(), own, lambda name: True)), None)
+    if fault is None:
+        return config
+    if any(map(checkpoint.holds, own)):
+        logger.warning(
+            "the model drafts no tokens itself, because a part of its layer for them is not there: %s", fault
+        )
+    return dataclasses.replace(config, draft=None)
 
 
 def with_kept(directory: Path, config: ModelSpec, load_format: str = "auto") -> ModelSpec:

@@ -123,6 +123,39 @@ class LayerSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSpec:
+    """A layer behind the last one that drafts tokens (multi-token prediction, MTP).
+
+    It reads the embedding of a token side by side with the final hidden state of the token before it, and predicts the
+    next token by the head of the model. Its own output takes the place of the hidden state for the token after that.
+
+    Attributes:
+        prefix: What the names of its tensors begin with.
+        block: What those of its transformer block have behind that; empty for nothing.
+        layer: The transformer block.
+        joined: The projection that makes its input of embedding and hidden state.
+        embedding_norm: The norm of the embedding.
+        hidden_norm: The norm of the hidden state.
+        final_norm: The norm of what the head reads.
+        repeats_normed: Whether its output takes the place of the hidden state after that norm, and not before it.
+    """
+
+    prefix: str
+    block: str = ""
+    layer: LayerSpec
+    joined: str
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    final_norm: NormSpec
+    repeats_normed: bool = False
+
+    @property
+    def block_prefix(self) -> str:
+        """What the names of the tensors of its transformer block begin with."""
+        return f"{self.prefix}.{self.block}" if self.block else self.prefix
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder-only transformer, and its vision tower if it has one.
 
@@ -131,6 +164,7 @@ class ModelSpec:
         vocab_size: Rows of the embedding.
         hidden_size: Width of the residual stream.
         layers: The transformer blocks in order.
+        draft: The layer that drafts tokens; None for none. It changes no answer.
         final_norm: The norm after the last.
         max_position_embeddings: Longest sequence in tokens, with rope scaling.
         embedding_factor: Multiplies the rows of the embedding, rounded to their type as in training.
@@ -148,6 +182,7 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
+    draft: DraftSpec | None = None
     final_norm: NormSpec
     max_position_embeddings: int
     embedding_factor: float = 1.0
@@ -177,9 +212,16 @@ class ModelSpec:
                 "leave it out, --tp-size shares out such a model"
             )
         share_out = functools.cache(lambda layer: layer.over_devices(count, groups))
-        layers = tuple(share_out(layer) for layer in self.layers)
         require_divisor(count, count, 1, "vocab_size", self.vocab_size)
-        return dataclasses.replace(self, layers=layers)
+        return self._with_each(lambda _, layer: share_out(layer))
+
+    def _with_each(self, change: Callable[[str, LayerSpec], LayerSpec]) -> "ModelSpec":
+        """The same with each layer changed, of which the function is given what its tensors' names begin with."""
+        layers = tuple(change(f"model.layers.{i}", layer) for i, layer in enumerate(self.layers))
+        draft = self.draft
+        if draft is not None:
+            draft = dataclasses.replace(draft, layer=change(draft.block_prefix, draft.layer))
+        return dataclasses.replace(self, layers=layers, draft=draft)
 
     def for_context(self, length: int) -> "ModelSpec":
         """The same model if no text has more tokens than `length`, at most `max_position_embeddings`.
@@ -198,7 +240,8 @@ class ModelSpec:
                 attention = dataclasses.replace(attention, rope=attention.rope.for_context(length))
             return dataclasses.replace(layer, attention=attention)
 
-        return dataclasses.replace(self, layers=tuple(map(functools.cache(limited), self.layers)))
+        cached = functools.cache(limited)
+        return self._with_each(lambda _, layer: cached(layer))
 
     def with_stacks(self, holds: Callable[[str], bool]) -> "ModelSpec":
         """The same, with experts in one tensor where a checkpoint that `holds` these names has them so.
@@ -206,14 +249,14 @@ class ModelSpec:
         Some checkpoints of Qwen and others have a tensor for each expert, and some one for all experts of a layer.
         """
 
-        def stored(index: int, layer: LayerSpec) -> LayerSpec:
+        def stored(prefix: str, layer: LayerSpec) -> LayerSpec:
             mlp = layer.mlp
             own = stacked("mlp.experts")
-            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"model.layers.{index}.{own['gate']}"):
+            if not isinstance(mlp, ExpertsSpec) or mlp.stack or not holds(f"{prefix}.{own['gate']}"):
                 return layer
             return dataclasses.replace(layer, mlp=dataclasses.replace(mlp, **own))
 
-        return dataclasses.replace(self, layers=tuple(stored(i, layer) for i, layer in enumerate(self.layers)))
+        return self._with_each(stored)
 
     @property
     def num_layers(self) -> int:
@@ -231,9 +274,14 @@ class ModelSpec:
         return self.layers[0].own_input
 
     @property
+    def kept_layers(self) -> tuple[LayerSpec, ...]:
+        """All layers that keep something of tokens or requests: that which drafts is the last."""
+        return self.layers if self.draft is None else (*self.layers, self.draft.layer)
+
+    @property
     def layer_windows(self) -> tuple[Window | None, ...]:
         """For each layer with keys, which tokens a token sees; None for all before it."""
-        return tuple(layer.attention.window for layer in self.layers if layer.attention.kv_shape is not None)
+        return tuple(layer.attention.window for layer in self.kept_layers if layer.attention.kv_shape is not None)
 
     @property
     def page_groups(self) -> tuple[Window | None, ...]:
@@ -249,7 +297,7 @@ class ModelSpec:
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
         """What each layer with keys keeps of a token. One that reads what another keeps has no heads of its own."""
-        read = ((layer.attention.kv_shape, layer.kv_source) for layer in self.layers)
+        read = ((layer.attention.kv_shape, layer.kv_source) for layer in self.kept_layers)
         return tuple(
             shape if source is None else shape._replace(heads=0) for shape, source in read if shape is not None
         )

@@ -14,6 +14,8 @@ DRAFT_ROWS = 64
 """The rows of logits for drafts, beside those of the requests."""
 SMALLER_DRAFTS = (8, 16, 32, 64)
 """Rows of logits of the shapes for few requests with drafts. Where there are many other shapes, the last must do."""
+REPEATED_ROWS = (1, 8, 32)
+"""Rows for which there are programs that draft, beside the most: few, since each is a program to compile."""
 ENOUGH = 0.75
 """The fraction of a shape for drafts that must be filled. Otherwise a smaller shape with fewer drafts is better."""
 
@@ -78,6 +80,12 @@ class Buckets:
     def all(self) -> tuple[BucketKey, ...]:
         """Every key."""
         return self.decode + self.extend + self.drafts + self.grouped
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """Rows of the programs with which a model drafts tokens itself, smallest first."""
+        sizes = [key.num_rows for key in self.decode] or [self.max_rows]
+        return tuple(size for size in sizes if size in REPEATED_ROWS or size == sizes[-1])
 
     @property
     def max_rows(self) -> int:

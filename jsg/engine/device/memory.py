@@ -296,12 +296,14 @@ def plan_memory(
     code_bytes: int = 0,
     vision_bytes: int = 0,
     bytes_per_state: int = 0,
+    draft_row_bytes: int = 0,
     num_devices: int = 1,
 ) -> MemoryPlan:
     """Sizes the KV pool: `--max-total-tokens`, or all memory that is left, up to what running requests could ever use.
 
     All bytes are those of one device, but `bytes_per_state`, those of all layers' states of a request. Several devices
-    share the key-value heads and the states. `chunk` are the new tokens of a step at most.
+    share the key-value heads and the states. `chunk` are the new tokens of a step at most, and `draft_row_bytes` what a
+    request row has for drafts of the model itself.
 
     Raises:
         MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
@@ -318,7 +320,7 @@ def plan_memory(
     )
     num_groups = len(sizes.bytes_per_token)
     tables = (max_running + 1) * (4 * columns * num_groups + PENALTY_BYTES * model.vocab_size)
-    tables += NUM_MASKS * 4 * num_words(model.vocab_size)
+    tables += (max_running + 1) * draft_row_bytes + NUM_MASKS * 4 * num_words(model.vocab_size)
     per_token = model.kv_bytes_per_token(kv_itemsize) // num_devices
     reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
     bytes_per_state //= num_devices

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jsg.engine.device.step import NUMBERS, SAMPLING_COLUMNS, PackedInputs, packed_sizes
+from jsg.engine.device.step import KEPT, NUMBERS, SAMPLING_COLUMNS, UNKNOWN, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE, SHORT_TILE
 from jsg.sched.batch import Batch, BatchEntry, Encoding
 from jsg.sched.buckets import BucketKey
@@ -18,16 +18,16 @@ from jsg.sched.vision_store import DUMP_ROW
 from jsg.types import SamplingParams
 
 FROM_DEVICE = -1
-PIECES = "pieces"
+PIECES, BEFORE = "pieces", "before"
 
 
 def empty_step(
-    key: BucketKey, num_groups: int = 1, *, has_states: bool = False
+    key: BucketKey, num_groups: int = 1, *, has_states: bool = False, has_drafts: bool = False
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The int32 array of `step.PackedInputs` for a step of this shape, all zeros, and views of its parts by name."""
-    sizes = packed_sizes(key, num_groups, has_states=has_states)
+    sizes = packed_sizes(key, num_groups, has_states=has_states, has_drafts=has_drafts)
     packed = np.zeros(sum(sizes), np.int32)
-    names = (*PackedInputs._fields, PIECES)[: len(sizes)]
+    names = (*PackedInputs._fields, *([PIECES] if has_states else []), *([BEFORE] if has_drafts else []))
     return packed, dict(zip(names, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
 
 
@@ -39,6 +39,7 @@ def pack_forward(
     maps: Sequence[np.ndarray | None] = (None,),
     *,
     has_states: bool = False,
+    has_drafts: bool = False,
 ) -> np.ndarray:
     """The int32 array of `step.PackedInputs`.
 
@@ -49,8 +50,9 @@ def pack_forward(
         page_size: KV slots in one page.
         maps: See `RequestTable.maps`.
         has_states: Whether the model keeps a state of each request.
+        has_drafts: Whether the model drafts tokens itself.
     """
-    packed, parts = empty_step(key, len(maps), has_states=has_states)
+    packed, parts = empty_step(key, len(maps), has_states=has_states, has_drafts=has_drafts)
     counts, token_ids, positions, model_positions, slots, rows, logit_index, *rest = parts.values()
     groups, tiles = rest[:4], rest[4:8]
     lens = np.array([entry.num_new for entry in batch.entries])
@@ -82,6 +84,10 @@ def pack_forward(
         named = ("state_source", "state_slot", "is_known")
         sources, targets, is_known = ([getattr(entry, name) for entry in batch.entries] for name in named)
         parts[PIECES].reshape(-1, key.num_rows)[:, : len(lens)] = ends - lens, lens, sources, targets, starts, is_known
+    if has_drafts:
+        parts[BEFORE][:num_tokens] = np.arange(num_tokens) - 1
+        is_new = [entry.running in batch.admitted for entry in batch.entries]
+        parts[BEFORE][ends - lens] = np.where(is_new, UNKNOWN, KEPT)
     return packed
 
 
@@ -104,9 +110,11 @@ def _is_lacking(batch: Batch, index: int, lens: np.ndarray, columns: np.ndarray)
     return np.concatenate([np.isin(own, pages) for own, pages in parts])
 
 
-def pack_padding(key: BucketKey, num_groups: int = 1, *, has_states: bool = False) -> np.ndarray:
+def pack_padding(
+    key: BucketKey, num_groups: int = 1, *, has_states: bool = False, has_drafts: bool = False
+) -> np.ndarray:
     """A step of this shape in which every token is padding and no group has members."""
-    packed, parts = empty_step(key, num_groups, has_states=has_states)
+    packed, parts = empty_step(key, num_groups, has_states=has_states, has_drafts=has_drafts)
     parts["group_members"][:] = -1
     return packed
 

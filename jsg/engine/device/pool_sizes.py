@@ -7,10 +7,15 @@ A request of n tokens that runs with new tokens C, in pages of P tokens, takes i
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from jsg.cache.pool import HIDDEN_KEPT
 from jsg.models.spec import ModelSpec
 from jsg.window import Window
+
+MOST_REPEATS = 4
+"""Tokens that a model's own layer drafts one after another."""
 
 SEQUENCE_WINDOWS = 4
 """Sequences in the pool, which run or are cached, are taken to be so many windows long at most. Of shorter ones, layers
@@ -122,3 +127,24 @@ def pool_sizes(
         max_running=max_running,
         context_length=context_length,
     )
+
+
+def own_pages(page_size: int) -> int:
+    """Pages of a request row in the layer that drafts, for tokens that no step has run: see `step.draft`."""
+    return -(-MOST_REPEATS // page_size)
+
+
+def layer_pages(
+    model: ModelSpec, by_window: Mapping[Window | None, int], num_rows: int, page_size: int
+) -> Sequence[int]:
+    """The pages of each layer with keys, of which some windows have fewer. That which drafts has those of rows too."""
+    pages = [by_window[window] for window in model.layer_windows]
+    return pages if model.draft is None else [*pages[:-1], pages[-1] + num_rows * own_pages(page_size)]
+
+
+def draft_row_bytes(model: ModelSpec, page_size: int, itemsize: int, kv_itemsize: int) -> int:
+    """The bytes that a request row has for drafts of the model itself: hidden states, and pages of its own."""
+    if model.draft is None:
+        return 0
+    own_bytes = own_pages(page_size) * page_size * model.kv_shapes[-1].numbers * kv_itemsize
+    return HIDDEN_KEPT * model.hidden_size * itemsize + own_bytes

@@ -30,7 +30,7 @@ COPY_CHUNK = 256
 COLUMNS, WHOLE = along(1, 2), PartitionSpec()
 """How devices share results: logits by columns, and the pool as it was. Whole results are equal on all devices."""
 
-POOL_KINDS = frozenset({"forward", "copy_slots"})
+POOL_KINDS = frozenset({"forward", "copy_slots", "draft"})
 """Kinds of programs that take the KV pool."""
 
 EncodeName = tuple[Literal["encode"], int, bool]
@@ -90,9 +90,9 @@ class RunnerConfig:
     """Shapes of the programs, and the tokens that end an answer.
 
     `num_rows` includes the dump row, `columns` are the pages of one row, `vision` is None for a text model, `embeds`
-    says that the engine gives the vector of each prompt, `num_groups` are the page groups of the model, and
-    `has_states` says that it keeps a state of each request. With `has_switches` programs have branches: on a GPU the
-    host would wait for the step before to learn which one to start.
+    says that the engine gives the vector of each prompt, `num_groups` are the page groups of the model, `has_states`
+    says that it keeps a state of each request, and `has_drafts` that it drafts tokens itself. With `has_switches`
+    programs have branches: on a GPU the host would wait for the step before to learn which one to start.
     """
 
     vocab_size: int
@@ -104,7 +104,13 @@ class RunnerConfig:
     embeds: bool = False
     num_groups: int = 1
     has_states: bool = False
+    has_drafts: bool = False
     has_switches: bool = True
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """What says which parts a step has: see `step.packed_sizes`."""
+        return {"num_groups": self.num_groups, "has_states": self.has_states, "has_drafts": self.has_drafts}
 
     @property
     def num_top(self) -> int:
@@ -143,7 +149,7 @@ def over_devices(state: DeviceState, mesh: Mesh | None, axes: Sequence[Sequence[
 
     layers = jax.tree.map(lambda x: shared(x, heads_axis(len(x.shape))), state.pool.layers)
     states: Any = tuple(tuple(map(shared, arrays, each)) for arrays, each in zip(state.pool.states, axes, strict=True))
-    pool = KVPool(layers, states)
+    pool = KVPool(layers, states, jax.tree.map(lambda x: shared(x, None), state.pool.hidden))
     return jax.tree.map(lambda x: shared(x, None), state._replace(pool=None))._replace(pool=pool)
 
 
@@ -197,7 +203,13 @@ class Programs:
         for key in sorted(buckets.all, key=lambda key: -key.num_tokens):
             names += [("forward", key), *self._embed(key)]
             names += [("prompt_logprobs", key.num_tokens)] if key.phase is Phase.EXTEND else []
-        return [*names, *self.sampling, *self.encoders]
+        return [*names, *self.sampling, *self.encoders, *self.drafting]
+
+    @property
+    def drafting(self) -> list[Hashable]:
+        """Names of the programs with which the model drafts a token of each row, the smallest first, if it does."""
+        sizes = self.buckets.repeats if self.config.has_drafts else ()
+        return [("draft", num_rows) for num_rows in sizes]
 
     @property
     def sampling(self) -> list[Hashable]:
@@ -225,7 +237,8 @@ class Programs:
         key, most_rows = self.buckets.extend[-1], max(key.num_rows for key in self.buckets.all)
         names: list[Hashable] = [("forward", key), ("sample", most_rows, EVERYTHING)]
         names += [("prompt_logprobs", key.num_tokens)]
-        return names + [name for name in self.encoders if name[1] == self.buckets.encode[-1]]
+        names += [name for name in self.encoders if name[1] == self.buckets.encode[-1]]
+        return names + self.drafting[-1:]
 
     def essential(self) -> list[Hashable]:
         """Programs that must be compiled before the first request, because no larger one can stand in for them.
@@ -269,7 +282,7 @@ class Programs:
         declare = functools.partial(self.executables.declare, name)
         match name:
             case ("forward", BucketKey() as key):
-                kinds = {"num_groups": config.num_groups, "has_states": config.has_states}
+                kinds = config.kinds
                 is_deterministic = not self.buckets.decode
                 run = functools.partial(step.forward, self._merge, key, is_deterministic=is_deterministic, **kinds)
                 packed = _host(sum(step.packed_sizes(key, **kinds)))
@@ -298,6 +311,18 @@ class Programs:
                     TokenMasks(state.masks, rows, rows) if variant.has_masks else None,  # pyright: ignore[reportArgumentType]
                     donate=(2, 3),
                 )
+            case ("draft", int() as num_rows):
+                run = functools.partial(step.draft, self._merge, page_size=config.page_size)
+                cache, (kept,) = state.pool.layers[-1], state.pool.hidden
+                whole = sharding_of(self.executables.mesh, None, 2)
+                hidden = jax.ShapeDtypeStruct((num_rows, kept.shape[2]), kept.dtype, sharding=whole)
+                last = jax.ShapeDtypeStruct((num_rows,), jnp.int32), hidden
+                packed, specs = (
+                    (_host(num_rows, step.DRAFT_COLUMNS), _host()),
+                    (WHOLE, WHOLE, jax.tree.map(spec_of, cache)),
+                )
+                tables = cache, kept, state.page_table, last
+                declare(run, self._leaf_shapes, *tables, *packed, donate=(1,), out_specs=specs)
             case ("encode", int() as num_tiles, bool() as is_video):
                 assert config.vision is not None, "a text model encodes nothing"
                 run = functools.partial(step.encode, self._merge, is_video=is_video)

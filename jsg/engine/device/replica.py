@@ -4,7 +4,7 @@ Each of several hosts has a replica with its slices of the parameters and of the
 same arrays in the same order; nothing else keeps them equal.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -47,6 +47,7 @@ class Replica:
         self._executables = programs.executables
         self._logits: jax.Array | None = None  # results of the last forward pass
         self._hidden: jax.Array | None = None
+        self._drafted: Sequence[jax.Array | None] = (None, None)  # tokens and hidden states of the last draft
 
     def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
         """Runs a program on parameters, state and arrays of the host. Does not wait.
@@ -56,8 +57,8 @@ class Replica:
             arrays: Its arguments that come from the host: see `Executables.host_shapes`.
 
         Returns:
-            `StepOutput` for a sampling, `Logprobs` for prompt tokens, hidden states for `embed`, and None for programs
-            that change the state only.
+            `StepOutput` for a sampling, tokens for drafts, `Logprobs` for prompt tokens, vectors for `embed`, and
+            None for programs that change the state only.
         """
         state, run = self.state, self._executables
         match name:
@@ -73,6 +74,8 @@ class Replica:
                 return run(name, self.leaves, self._or_zeros(self._hidden, name, 1), *arrays)
             case ("embed", BucketKey()):
                 return run(name, self._or_zeros(self._hidden, name, 0), *arrays)
+            case ("draft", int()):
+                return self._draft(name, *arrays)
             case ("encode", int(), bool()):
                 self.state = state._replace(vision=run(name, self.leaves, state.vision, *arrays))
             case ("write_rows", int()):
@@ -110,9 +113,23 @@ class Replica:
         self.state = state._replace(last_token=last_token, penalties=penalties or state.penalties)
         return output
 
+    def _draft(self, name: Hashable, *arrays: np.ndarray) -> jax.Array:
+        pool = self.state.pool
+        shapes = self._executables.argument_shapes(name)[-3]
+        last = tuple(self._fitting(*each) for each in zip(self._drafted, shapes, strict=True))
+        tokens, hidden, cache = self._executables(
+            name, self.leaves, pool.layers[-1], pool.hidden[0], self.state.page_table, last, *arrays
+        )
+        self._drafted = tokens, hidden
+        self.state = self.state._replace(pool=pool._replace(layers=(*pool.layers[:-1], cache)))
+        return tokens
+
     def _or_zeros(self, given: jax.Array | None, name: Hashable, index: int) -> jax.Array:
         """A result of the forward pass as an argument of a program; zeros in a run on padding, which has none."""
-        shape = self._executables.argument_shapes(name)[index]
+        return self._fitting(given, self._executables.argument_shapes(name)[index])
+
+    @staticmethod
+    def _fitting(given: jax.Array | None, shape: Any) -> jax.Array:
         if given is not None and given.shape == shape.shape:
             return given
         # `place` uses no program, because nothing may compile after warm-up.

@@ -74,6 +74,11 @@ class ModelRunner:
         self._needs = np.zeros((config.num_rows, len(GREEDY)), bool)  # the variant that each request row needs
         self._min_new_tokens = np.zeros(config.num_rows, np.int32)
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the model drafts tokens itself."""
+        return self._config.has_drafts
+
     # Steps.
 
     def dispatch(self, batch: Batch, table: RequestTable) -> InFlight:
@@ -96,7 +101,13 @@ class ModelRunner:
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
         packed = packing.pack_forward(
-            batch, key, table.pages, self._config.page_size, table.maps, has_states=table.slots is not None
+            batch,
+            key,
+            table.pages,
+            self._config.page_size,
+            table.maps,
+            has_states=table.slots is not None,
+            has_drafts=self._config.has_drafts,
         )
         self.calls.call(("forward", key), packed)
         scores = self._prompt_logprobs(batch, key) if scores_prompt else None
@@ -253,8 +264,36 @@ class ModelRunner:
         sampling = np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32)
         return self.calls.call(("sample", key.num_rows, GREEDY), sampling).tokens
 
-    def can_time(self, key: BucketKey) -> bool:
-        """Whether a step of this shape can be timed: its programs are ready."""
+    def can_draft(self, num_rows: int) -> bool:
+        """Whether the model can draft tokens of so many requests now."""
+        return self._drafting(num_rows) is not None
+
+    def _drafting(self, num_rows: int) -> tuple[Hashable, int] | None:
+        """The smallest program that is ready and drafts a token of so many requests, and its rows."""
+        names = ((("draft", size), size) for size in self._buckets.repeats if size >= num_rows)
+        return next((each for each in names if self._executables.is_ready(each[0])), None)
+
+    def draft(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], count: int) -> np.ndarray:
+        """Tokens that may follow by the model's own layer for them, int[requests, count]. Waits for the device.
+
+        Args:
+            rows: The row of each request.
+            tokens: Its last token, which no step has run.
+            positions: The index of that token.
+            count: Tokens of each request, at most `MOST_REPEATS`.
+        """
+        found = self._drafting(len(rows))
+        assert found is not None, "it can draft so many"
+        name, size = found
+        packed = np.zeros((size, step.DRAFT_COLUMNS), np.int32)
+        packed[: len(rows)] = np.stack([rows, tokens, positions], axis=1)
+        drafted = [self.calls.call(name, packed, np.array(index, np.int32)) for index in range(count)]
+        return np.stack([np.asarray(each) for each in drafted], axis=1)[: len(rows)]
+
+    def can_time(self, key: BucketKey | int) -> bool:
+        """Whether a step of this shape can be timed, or a draft of so many rows: its programs are ready."""
+        if isinstance(key, int):
+            return self._executables.is_ready(("draft", key))
         return self._executables.is_ready(("forward", key)) and self._sampling(key.num_rows) is not None
 
     def _sampling(self, num_rows: int) -> Hashable | None:
@@ -262,20 +301,23 @@ class ModelRunner:
         names = (("sample", num_rows, variant) for variant in VARIANTS)
         return next((name for name in names if self._executables.is_ready(name)), None)
 
-    def time_step(self, key: BucketKey, *, is_idle: bool) -> float:
-        """The seconds that a step of this shape takes on padding.
+    def time_step(self, key: BucketKey | int, *, is_idle: bool) -> float:
+        """The seconds that a step of this shape, or a draft of so many rows, takes on padding.
 
         Of decode steps two are started before the first ends, as where steps overlap; others run alone. While requests
         wait for it, it is timed once, and else several times, of which the least counts, unless it takes long.
         """
-        sampling, count = self._sampling(key.num_rows), 1 + (key.phase is Phase.DECODE)
+        if isinstance(key, int):
+            names, count = [("draft", key)], 2
+        else:
+            names, count = [("forward", key), self._sampling(key.num_rows)], 1 + (key.phase is Phase.DECODE)
         seconds, begun = math.inf, time.perf_counter()
         for _ in range(TIMED_RUNS if is_idle else 1):
             jax.block_until_ready(self.replica.state)
             begin = time.perf_counter()
             for _ in range(count):
-                self._run_on_padding(("forward", key))
-                self._run_on_padding(sampling)
+                for name in names:
+                    self._run_on_padding(name)
             jax.block_until_ready(self.replica.state)
             seconds = min(seconds, (time.perf_counter() - begin) / count)
             if time.perf_counter() - begun > LONG_S:
@@ -290,7 +332,7 @@ class ModelRunner:
         zeros: list[np.ndarray] = [np.zeros(shape.shape, shape.dtype) for shape in self._executables.host_shapes(name)]
         match name:
             case ("forward", BucketKey() as key):
-                return [packing.pack_padding(key, self._config.num_groups, has_states=self._config.has_states)]
+                return [packing.pack_padding(key, **self._config.kinds)]
             case ("encode", *_):
                 return [zeros[0], zeros[1] + DUMP_ROW]
             case ("sample", _, Variant(has_masks=True)):

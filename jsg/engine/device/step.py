@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
-from jsg.cache.pool import KVPool
+from jsg.cache.pool import HIDDEN_KEPT, KVPool
+from jsg.engine.device.pool_sizes import own_pages
 from jsg.engine.device.sampling import (
     Logprobs,
     PenaltyTables,
@@ -29,7 +30,8 @@ from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import AttentionInputs, Pieces, PrefixGroups
 from jsg.kernels_pallas.reference_delta import tiles_of
 from jsg.kernels_pallas.tile import GROUP_TILE
-from jsg.models.inputs import ForwardInputs, WindowInputs
+from jsg.models.decoder import Decoder
+from jsg.models.inputs import ForwardInputs, LayerArrays, WindowInputs
 from jsg.models.llava import Llava
 from jsg.models.model import Model
 from jsg.models.tensor_parallel import gather_columns, num_parts
@@ -44,6 +46,9 @@ NUMBERS = tuple(each.name for each in PARAMETERS if each.is_in_steps and isinsta
 SAMPLING_COLUMNS = 6 + len(NUMBERS)
 PROMPT_ROWS = 64
 """Prompt tokens whose logits are computed together."""
+KEPT, UNKNOWN = -1, -2
+"""Stand for the token before a new one in `before`: one of an earlier step, and one whose hidden state is not known."""
+DRAFT_COLUMNS = 3
 
 
 class StepOutput(NamedTuple):
@@ -90,16 +95,21 @@ class PackedInputs(NamedTuple):
     tile_positions: Int[Array, " Q"]
 
 
-def packed_sizes(key: BucketKey, num_groups: int = 1, *, has_states: bool = False) -> tuple[int, ...]:
+def packed_sizes(
+    key: BucketKey, num_groups: int = 1, *, has_states: bool = False, has_drafts: bool = False
+) -> tuple[int, ...]:
     """Length of each part of `PackedInputs` in a step of this shape, for a model with so many page groups.
 
-    With states the fields of `Pieces` come behind them, as one more part.
+    With states the fields of `Pieces` come behind them, as one more part. If the model drafts tokens itself, the last
+    part says for each new token which one is before it: the index of a new token, `KEPT` or `UNKNOWN`.
     """
+    before = (key.num_tokens,) if has_drafts else ()
     pieces = (len(Pieces._fields) * key.num_rows,) if has_states else ()
     shared = key.num_singles if key.num_groups else 0
     groups = (shared, key.num_groups, key.num_groups, key.num_groups * GROUP_TILE)
     tokens = key.num_tokens
-    return (3, *(tokens,) * 3, tokens * num_groups, tokens, key.num_rows, *groups, *(key.num_tiles,) * 4, *pieces)
+    own = (3, *(tokens,) * 3, tokens * num_groups, tokens, key.num_rows)
+    return (*own, *groups, *(key.num_tiles,) * 4, *pieces, *before)
 
 
 def forward(
@@ -114,6 +124,7 @@ def forward(
     *,
     num_groups: int = 1,
     has_states: bool = False,
+    has_drafts: bool = False,
     is_deterministic: bool = False,
 ) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "GR C"]]:
     """Logits of each request's last new token, all hidden states, and pool and page table after the step.
@@ -123,8 +134,9 @@ def forward(
     In deterministic mode no result depends on how the tokens of a request are cut.
     """
     model = merge(leaves)
-    sizes = packed_sizes(key, num_groups, has_states=has_states)
+    sizes = packed_sizes(key, num_groups, has_states=has_states, has_drafts=has_drafts)
     split = jnp.split(packed, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)])
+    before = split.pop() if has_drafts else None
     pieces = Pieces(*split.pop().reshape(len(Pieces._fields), -1)) if has_states else None
     parts = PackedInputs(*split)
     slots = [parts.slots] if num_groups == 1 else jnp.split(parts.slots, num_groups)
@@ -144,7 +156,81 @@ def forward(
         attention = attention._replace(chunks=ops.chunks_of(attention, key.num_tokens))
     inputs = inputs._replace(attention=attention, vision=vision, windows=windows, pieces=pieces, piece_tiles=tiles)
     hidden, pool = model(inputs, pool)
+    if before is not None:
+        pool = _with_pairs(cast(Decoder, model), inputs, parts, before, hidden, pool)
     return model.logits(hidden[parts.logit_index]), hidden, pool, page_table
+
+
+def _with_pairs(
+    model: Decoder,
+    inputs: ForwardInputs,
+    parts: PackedInputs,
+    before: Int[Array, " T"],
+    hidden: Float[Array, "T D"],
+    pool: KVPool,
+) -> KVPool:
+    """The pool with what the layer that drafts keeps of the new tokens, and with the last hidden states of their rows.
+
+    Of that layer XLA keeps keys and values only, because nobody reads its output here.
+    """
+    (kept,), rows, places = pool.hidden, parts.rows, parts.positions % HIDDEN_KEPT
+    # The barrier puts the read before the write. Otherwise XLA would copy the whole array.
+    kept, earlier = lax.optimization_barrier((kept, kept[rows, (parts.positions - 1) % HIDDEN_KEPT]))
+    found = jnp.where(before[:, None] == KEPT, earlier, jnp.where(before[:, None] < 0, 0, hidden[before]))
+    *_, cache = model.drafted(inputs, found, pool.layers[-1])
+    later = jnp.pad(rows[HIDDEN_KEPT:], (0, min(HIDDEN_KEPT, len(rows))), constant_values=-1)
+    kept = kept.at[jnp.where(later == rows, 0, rows), places].set(hidden)
+    return pool._replace(layers=(*pool.layers[:-1], cache), hidden=(kept,))
+
+
+def draft(
+    merge: Merge,
+    leaves: Sequence[Array],
+    cache: LayerArrays,
+    kept: Float[Array, "R kept D"],
+    page_table: Int[Array, "R C"],
+    last: tuple[Int[Array, " B"], Float[Array, "B D"]],
+    packed: Int[Array, "B columns"],
+    index: Int[Array, ""],
+    *,
+    page_size: int,
+) -> tuple[Int[Array, " B"], Float[Array, "B D"], LayerArrays]:
+    """One more token of each row by the layer that drafts, what takes the place of its hidden state, and the cache.
+
+    A row may have no page yet for a token that no step has run. So each row has pages of its own in this layer, behind
+    all others, which take the place of those after the page of its last token that was run.
+
+    Args:
+        merge: See `Merge`.
+        leaves: The model's parameters.
+        cache: The keys and values of the layer.
+        kept: See `KVPool.hidden`.
+        page_table: As in `forward`.
+        last: What the call before returned. Not read if `index` is 0.
+        packed: For each request its row, or 0 for padding, its last token, and the position of that, which no step has
+            run.
+        index: How many tokens were drafted before this one.
+        page_size: KV slots in a page.
+    """
+    model = cast(Decoder, merge(leaves))
+    rows, tokens, positions = (packed[:, i] for i in range(DRAFT_COLUMNS))
+    tokens = jnp.where(index > 0, last[0], tokens)
+    before = jnp.where(index > 0, last[1], kept[rows, (positions - 1) % HIDDEN_KEPT])
+    own, lines = own_pages(page_size), jnp.arange(len(rows))
+    first_own = cache[0].shape[0] - own * len(kept) + own * rows
+    first_column = (positions - 1) // page_size + 1
+    table = page_table[rows]
+    for i in range(own):
+        table = table.at[lines, first_column + i].set(first_own + i, mode="drop")
+    here = positions + index
+    column = here // page_size
+    slots = table.at[lines, column].get(mode="fill", fill_value=0) * page_size + here % page_size
+    slots = jnp.where(column < table.shape[1], slots, 0)
+    none = jnp.zeros(0, jnp.int32)
+    lens = jnp.where(rows > 0, here + 1, 0)
+    attention = AttentionInputs(table, lines, lens, none, none, none, none, jnp.zeros((), jnp.int32))
+    read, hidden, cache = model.drafted(ForwardInputs(tokens, here, slots, attention), before, cache)
+    return jnp.argmax(gather_columns(model.logits(read)), axis=-1).astype(jnp.int32), hidden, cache
 
 
 def _forward_inputs(

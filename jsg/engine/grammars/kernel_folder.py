@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
+from jsg.config import EngineConfig
 from jsg.constrained.jit import default_kernel_cache, use_kernel_cache
 from jsg.constrained.run import kernel_cache
 from jsg.engine.child.kernel_process import fill_elsewhere
 from jsg.engine.grammars.begun import Begun
-from jsg.engine.private_directory import PROGRAMS_WHY, private_directory, temporary_directory, why_unwritable
+from jsg.engine.private_directory import (
+    PROGRAMS_WHY,
+    compilation_cache_path,
+    private_directory,
+    temporary_directory,
+    why_unwritable,
+)
 from jsg.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -89,3 +96,8 @@ def _kernel_directory(cache_directory: Path) -> Path | None:
     except ConfigError as error:
         logger.warning("the kernels of grammars are not kept, so each start compiles them anew: %s", error)
         return None
+
+
+def kernel_cache_of(config: EngineConfig) -> Path | None:
+    """The directory of compiled programs in which the kernels of grammars lie too; None where programs are not kept."""
+    return None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)

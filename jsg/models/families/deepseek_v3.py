@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from jsg.models.block_spec import NormSpec, QueryScaleSpec
 from jsg.models.families import glm4_moe
-from jsg.models.family import usual
+from jsg.models.family import PLAIN, usual
 from jsg.models.latent_spec import LatentSpec
 from jsg.models.parts import MAX_HEAD_DIM, MAX_HEADS, is_on
 from jsg.models.rope_fields import read_rope, rope_section
@@ -81,4 +81,5 @@ FAMILY = glm4_moe.FAMILY.variant(
     without="head_dim partial_rotary_factor use_qk_norm",
     ignored="head_dim qk_head_dim ep_size",
     attention=attention,
+    model=PLAIN.model,
 )

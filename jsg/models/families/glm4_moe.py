@@ -1,5 +1,6 @@
 """GLM-4.5, 4.6 and 4.7: experts by sigmoids that a bias changes for the choice, and half of each head with rope."""
 
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from jsg.models import parts
 from jsg.models.block_spec import AttentionSpec, ExpertsSpec
 from jsg.models.family import PLAIN, usual
+from jsg.models.spec import DraftSpec, ModelSpec
 from jsg.sources import Fields
 
 LEAST_SUM = 1e-20
@@ -71,6 +73,22 @@ def mlp(config: Fields, kinds_field: str | None = None, **of_experts: Any) -> li
     return parts.first_dense(config, "first_k_dense_replace", experts, kinds_field=kinds_field)
 
 
+def model(config: Fields, plain: ModelSpec) -> ModelSpec:
+    """A layer behind the last drafts. Its embedding and head are those of the model once more, so they are not read."""
+    if config.integer("num_nextn_predict_layers", low=0, high=parts.MAX_LAYERS) != 1:
+        return plain
+    embedding, hidden, final = (parts.read_norm(config, name) for name in ("enorm", "hnorm", "shared_head.norm"))
+    draft = DraftSpec(
+        prefix=f"model.layers.{plain.num_layers}",
+        layer=plain.layers[-1],
+        joined="eh_proj",
+        embedding_norm=embedding,
+        hidden_norm=hidden,
+        final_norm=final,
+    )
+    return dataclasses.replace(plain, draft=draft)
+
+
 FAMILY = PLAIN.variant(
     model_type="glm4_moe",
     defaults=usual(
@@ -93,5 +111,6 @@ FAMILY = PLAIN.variant(
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     attention=attention,
     mlp=partial(mlp, **SIGMOIDS),
+    model=model,
     later_layers="num_nextn_predict_layers",
 )

@@ -1,18 +1,19 @@
 """Qwen3-Next (80B-A3B): three layers of gated DeltaNet for one of attention, whose results have gates, and experts."""
 
+import dataclasses
 from functools import partial
 from typing import Any
 
 from jsg.models import parts
 from jsg.models.families import qwen2, qwen2_moe
-from jsg.models.family import PLAIN, usual
-from jsg.models.spec import Mixer
+from jsg.models.family import usual
+from jsg.models.spec import DraftSpec, Mixer, ModelSpec
 from jsg.models.state_specs import DeltaSpec
 from jsg.sources import Fields
 
 GATED = tuple(f"self_attn.{name}_proj" for name in "qkvq")
 KINDS = (parts.LINEAR, parts.FULL)
-WIDE = {"is_wide": True, "adds_one": True}
+WIDE: dict[str, Any] = {"is_wide": True, "adds_one": True}
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 """How positions of pictures turn heads. Those of text are the same in all sections."""
 
@@ -44,6 +45,26 @@ def kinds(config: Fields) -> list[str]:
     return parts.read_list(config, "layer_types", KINDS, absent=unnamed, needed=parts.FULL)
 
 
+def model(config: Fields, plain: ModelSpec) -> ModelSpec:
+    """A full layer drafts, with the embedding and the head of the model."""
+    has_own = parts.is_on(config, "mtp_use_dedicated_embeddings")
+    if has_own or config.integer("mtp_num_hidden_layers", low=0, high=parts.MAX_LAYERS) != 1:
+        return plain
+    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    embedding, hidden, final = (parts.read_norm(config, name, **WIDE) for name in names)
+    draft = DraftSpec(
+        prefix="mtp",
+        block="layers.0",
+        layer=next(layer for layer in reversed(plain.layers) if layer.attention.kv_shape is not None),
+        joined="fc",
+        embedding_norm=embedding,
+        hidden_norm=hidden,
+        final_norm=final,
+        repeats_normed=True,
+    )
+    return dataclasses.replace(plain, draft=draft)
+
+
 FAMILY = qwen2.FAMILY.variant(
     model_type="qwen3_next",
     defaults=qwen2_moe.EXPERTS
@@ -59,13 +80,14 @@ FAMILY = qwen2.FAMILY.variant(
         "shared_expert_intermediate_size": 512,
         "num_experts": 512,
         "norm_topk_prob": True,
+        "mtp_num_hidden_layers": 0,
+        "mtp_use_dedicated_embeddings": False,
     },
     without="use_sliding_window sliding_window max_window_layers dual_chunk_attention_config",
-    ignored="mtp_num_hidden_layers mtp_use_dedicated_embeddings",
     attention=partial(attention, projections=("in_proj_qkvz",), gates=("in_proj_ba",)),
     kinds=kinds,
     mlp=qwen2_moe.mlp,
     norm=WIDE,
-    model=PLAIN.model,
+    model=model,
     unread=r"mtp\..*",
 )

@@ -40,8 +40,10 @@ class Gate:
     In deterministic mode every step has one shape, so that drafts cost nothing.
 
     Attributes:
-        to_measure: The shapes whose cost is not known yet.
-        seconds: The costs that are known.
+        to_measure: The shapes whose cost is not known yet, and the rows of drafts by the model itself.
+        seconds: The costs of shapes that are known.
+        repeat_seconds: By rows, what the model takes to draft one token of each.
+        is_wanted: Whether some request may have drafts that are not sure, so that the costs matter.
         num_open: Steps in which drafts were worth it.
         num_shut: Steps in which some were proposed, and none was worth it.
     """
@@ -53,16 +55,25 @@ class Gate:
         self._drafted = buckets.drafts
         self._buckets = buckets
         self._gains: dict[tuple[int, int], bool] = {}
-        self.to_measure = [*self._plain, *self._drafted]
+        self.to_measure: list[BucketKey | int] = [*self._plain, *self._drafted]
         self.seconds: dict[BucketKey, float] = {}
+        self.repeat_seconds: dict[int, float] = {}
         self.num_open = self.num_shut = 0
+        self.is_wanted = False
 
-    def note(self, key: BucketKey, seconds: float) -> None:
+    def expect_repeats(self) -> None:
+        """Has the drafts of the model itself measured too."""
+        self.to_measure += self._buckets.repeats if self._drafted else ()
+
+    def note(self, key: BucketKey | int, seconds: float) -> None:
         """Notes what a step of a shape takes: of a decode step how much later the next one ends, and else its time.
 
         What else the machine does makes a step longer and never shorter. So none costs more than a larger one.
         """
         self.to_measure.remove(key)
+        if isinstance(key, int):
+            self.repeat_seconds[key] = seconds
+            return
         self.seconds[key] = seconds
         for other in self.seconds:
             larger = [cost for each, cost in self.seconds.items() if each.num_rows >= other.num_rows]
@@ -71,7 +82,7 @@ class Gate:
     @property
     def is_open(self) -> bool:
         """Whether drafts that are not sure may be chosen."""
-        return not self.to_measure
+        return all(isinstance(key, int) for key in self.to_measure)
 
     def plain_seconds(self, num_rows: int) -> float:
         """What a decode step takes without drafts, between the measured sizes along a line."""
@@ -103,25 +114,65 @@ class Gate:
         Returns:
             None if the step is better without drafts.
         """
-        ranked = sorted(
+        ranked = self._ranked(chances)
+        if not self._drafted:
+            return self._choice(ranked, len(chances), most_rows - num_rows, most_rows)
+        key, _ = self._best(num_rows, ranked, most_rows, 0.0)
+        return key and self._choice(ranked, len(chances), key.num_rows - num_rows, key.num_rows)
+
+    def num_repeats(
+        self, num_rows: int, others: Sequence[Sequence[float]], own: Sequence[Sequence[float]], most_rows: int
+    ) -> int:
+        """How many tokens the model should draft itself for a decode step; 0 for none.
+
+        Args:
+            num_rows: Requests.
+            others: The chances of the proposals that there are without it: see `choose`.
+            own: Of each request for which it would draft, those of the tokens; one of these is the longest.
+            most_rows: Rows of logits that a step may have now.
+        """
+        longest = max(map(len, own), default=0)
+        if not self._drafted:
+            return longest if most_rows > num_rows else 0
+        size = next((size for size in self._buckets.repeats if size >= len(own)), None)
+        if size not in self.repeat_seconds or not self.is_open:
+            return 0
+        best, best_rate = 0, self._best(num_rows, self._ranked(others), most_rows, 0.0)[1]
+        for count in range(1, longest + 1):
+            ranked = self._ranked([*others, *(each[:count] for each in own)])
+            rate = self._best(num_rows, ranked, most_rows, count * self.repeat_seconds[size])[1]
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    @staticmethod
+    def _ranked(chances: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
+        """The chances that count and the proposals that they are of, the best first."""
+        return sorted(
             ((chance, index) for index, each in enumerate(chances) for chance in each if chance >= LEAST_CHANCE),
             key=lambda pair: -pair[0],
         )
-        expected = [*itertools.accumulate((chance for chance, _ in ranked), initial=float(num_rows))]
-        if not self._drafted:
-            return self._choice(ranked, len(chances), most_rows - num_rows, most_rows)
-        if not self.is_open or not ranked:
-            return None
+
+    def _best(
+        self, num_rows: int, ranked: Sequence[tuple[float, int]], most_rows: int, more_seconds: float
+    ) -> tuple[BucketKey | None, float]:
+        """The shape with the most tokens per second, and that rate; without drafts None, and what they must promise.
+
+        Steps with drafts take `more_seconds` longer than their shapes.
+        """
+        if not self.is_open:
+            return None, 0.0
         best, best_rate = None, GAIN * num_rows / self.plain_seconds(num_rows)
-        host_seconds = HOST_SECONDS + HOST_SECONDS_A_ROW * num_rows
+        expected = [*itertools.accumulate((chance for chance, _ in ranked), initial=float(num_rows))]
+        host_seconds = more_seconds + HOST_SECONDS + HOST_SECONDS_A_ROW * num_rows
         for key in self._drafted:
             room = key.num_rows - num_rows
-            if room <= 0 or key.num_rows > most_rows:
+            if room <= 0 or key.num_rows > most_rows or not ranked:
                 continue
             rate = expected[min(room, len(ranked))] / (self.seconds[key] + host_seconds)
             if rate > best_rate:
                 best, best_rate = key, rate
-        return best and self._choice(ranked, len(chances), best.num_rows - num_rows, best.num_rows)
+        return best, best_rate
 
     @staticmethod
     def _choice(ranked: Sequence[tuple[float, int]], num_proposals: int, room: int, num_rows: int) -> Choice:

@@ -82,6 +82,21 @@ def test_a_full_batch_that_computes_all_it_can_has_no_drafts():
     assert memory_bound.may_gain(8, 320) and memory_bound.choose(8, [[0.9] * 4] * 8, 320)
 
 
+def test_the_model_drafts_as_many_tokens_as_are_worth_its_time():
+    """A token costs as much as a part of a step; those that are there anyway count."""
+    own = [[0.8, 0.6, 0.4, 0.2]]
+    gate = gate_of(CPU, lambda rows: 0.01)
+    assert gate.num_repeats(1, [], own, 128) == 0, "nothing is measured"
+    gate.expect_repeats()
+    assert gate.is_open and gate.to_measure == [1, 8, 32]
+    for part, expected in ((0.01, 4), (0.15, 3), (0.6, 1), (1.0, 0)):
+        gate.repeat_seconds = dict.fromkeys((1, 8, 32), part * 0.01)
+        assert gate.num_repeats(1, [], own, 128) == expected, part
+    gate.repeat_seconds = dict.fromkeys((1, 8, 32), 0.003)
+    assert gate.num_repeats(2, [], own, 128) == 1
+    assert gate.num_repeats(2, [[0.99] * 6], own, 128) == 0, "other proposals gain more alone"
+
+
 def test_in_deterministic_mode_drafts_cost_nothing():
     gate = Gate(make_deterministic_buckets(4, 64, 64))
     assert gate.is_open and gate.may_gain(4, 64)
