@@ -51,7 +51,8 @@ class ConstraintReport:
     """What a grammar did to the tokens of one output.
 
     Attributes:
-        is_forced: For each token, whether jump-forward proposed it.
+        is_forced: For each token, whether the grammar allowed one text only, which the token begins; False without
+            jump-forward.
         kept_mass: For each token, the probability in [0, 1] that the model gave to all tokens that the grammar allowed
             there, before temperature, penalties and bias.
         is_complete: Whether the whole output so far matches the grammar.

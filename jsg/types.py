@@ -491,7 +491,7 @@ class RequestOutput:
         waited: For how long the request has waited for what, if it has waited since the last output.
         cache_report: Set in the first output only, if the request asked for it.
         constraint: Set in every output that has tokens, if the request asked for it.
-        drafts: Set in the last output only, if the request asked for it.
+        drafts: Those of all steps so far, if there were some and the request asked for it.
         passed_ids: Set in the last output only: the tokens of the outputs that a hub has passed on to a worker unread.
         vector: Set in the first output only, where the model embeds: the hidden state of the last prompt token after
             the final norm, in float32. The output token beside it means nothing.

@@ -173,7 +173,7 @@ PARTS: Mapping[str, Entry] = {
         "every variant of the sampling program",
         60,
         "bench.device.sampling:measure",
-        ops=("kept_threshold", "top_logits"),
+        ops=("kept_threshold", "penalised", "top_logits"),
         figures=("sampling_rows",),
     ),
     "prefill": Entry(

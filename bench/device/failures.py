@@ -16,6 +16,10 @@ OPS_OF_KERNELS = {
     "delta": "gated_delta",
     "attention_of": "paged_attention",
     "write_by_head": "rotate_and_write",
+    "rotated": "rotate_and_write",
+    "few_bits_matmul": "matmul",
+    "kept_threshold": "kept_threshold",
+    "penalised": "penalised",
     "gated": "gated",
 }
 """The operation of `jsg.kernels_pallas.ops` that calls a kernel, by a part of the kernel's name."""

@@ -14,6 +14,7 @@ from bench.device.correctness import MAX_ERROR, Correctness
 from bench.device.events import Part
 from jsg.kernels_pallas import ops, tuning
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.reference_penalties import Penalties
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP
 
@@ -58,6 +59,7 @@ def check(part: Part) -> None:
         op = "rotate_and_write"
         part.attempt(f"{op}, {dtype}", run, op=op if dtype == plan.dtype else None)
     part.attempt("top-k and top-p", functools.partial(_check_threshold, part, correctness), op="kept_threshold")
+    part.attempt("penalties", functools.partial(_check_penalties, part, correctness), op="penalised")
     part.attempt("best tokens", functools.partial(_check_top, part, correctness), op="top_logits")
     correctness.end()
 
@@ -107,6 +109,19 @@ def _check_threshold(part: Part, correctness: Correctness) -> None:
     differing = float(np.mean(np.any(found != expected, axis=-1)))
     name = "rows of which top-k and top-p keep other tokens"
     correctness.add(name, differing, MAX_DIFFERING_ROWS, "kept_threshold")
+
+
+def _check_penalties(part: Part, correctness: Correctness) -> None:
+    """Compares penalised logits with plain `jnp` on the same device; of every second row the tables do not count."""
+    logits = _logits(part)
+    rows, vocab = logits.shape
+    ones, own = jnp.ones(rows), jnp.arange(rows)
+    counts, bias = jnp.tile(jnp.arange(vocab) % 7, (rows + 1, 1)), jnp.ones((rows + 1, vocab))
+    penalties = Penalties(rows - own, own % 2 == 0, 1.5 * ones, 0.1 * ones, 0.3 * ones)
+    change = jax.jit(ops.penalised, static_argnames=("implementation",))
+    found, expected = (change(logits, counts, bias, penalties, implementation=name) for name in (None, "reference"))
+    error = float(jnp.max(jnp.abs(found - expected)))
+    correctness.add("penalties error", error, MAX_ERROR["float32"], "penalised")
 
 
 def _check_top(part: Part, correctness: Correctness) -> None:

@@ -6,6 +6,7 @@ it wants. What is changed in place counts nothing. In jsg's own kernels the KV p
 nothing either: how many of them a kernel reads is not in a program. Any other launch that is given one would copy it.
 """
 
+import dataclasses
 import enum
 import math
 import re
@@ -141,9 +142,7 @@ def _work(
             kind = Kind.PRODUCT_OF_E4M3
         if kind.has_experts and weights:  # gates and what they let through are one kernel with the columns of both
             alike, weights = weights.count(kernel), [each for each in weights if each != kernel]
-            kernel = Array(
-                kernel.dtype, (*kernel.shape[:-1], kernel.shape[-1] * alike)
-            )  # with as many times the columns
+            kernel = dataclasses.replace(kernel, shape=(*kernel.shape[:-1], kernel.shape[-1] * alike))
     if kind is Kind.ATTENTION:
         inputs = [each for each in inputs if each.dtype != "s32"]  # the page table, of which it reads a few rows
     rest = [each for each in inputs if each is not kernel and math.prod(each.shape) not in pools]

@@ -53,6 +53,7 @@ class EngineCore:
             page_size=parts.info.page_size,
             is_on=config.speculative != "off",
         )
+        self._wants_drafts = config.speculative != "off"
         self._decode_steps = parts.decode_steps
         self._in_flight: InFlight | None = None
         self._outputs: list[RequestOutput] = []  # of a step that was committed outside of `step`
@@ -74,7 +75,7 @@ class EngineCore:
     @property
     def _unmeasured(self) -> BucketKey | None:
         """A shape whose cost drafts depend on, and that can be measured now; None if there is none."""
-        keys = self.scheduler.gate.to_measure if self._config.speculative != "off" else ()
+        keys = self.scheduler.gate.to_measure if self._wants_drafts else ()
         return next((key for key in keys if self._runner.can_time(key)), None)
 
     @property
@@ -103,6 +104,7 @@ class EngineCore:
         self.scheduler.add(request, time.monotonic())
         if constraint is not None:
             self.grammars.put(request.rid, constraint)
+        self._wants_drafts |= request.sampling.speculative not in (None, "off")
         if not request.is_streamed:
             self._gatherer.add(request.rid)
 
@@ -140,9 +142,10 @@ class EngineCore:
         self.scheduler.table.check_integrity()  # one that lost count would use pages of other requests
         for output in outputs:
             self._num_generated += len(output.token_ids)
+            output.drafts = self._drafter.report(output.rid)
             if output.finish is not None:
                 self.grammars.forget(output.rid)
-                output.drafts = self._drafter.end(output.rid)
+                self._drafter.end(output.rid)
         return self._gatherer.gather(outputs)
 
     def _must_commit_first(self) -> bool:

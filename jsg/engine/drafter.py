@@ -167,7 +167,7 @@ class Drafter:
         ahead = ahead[: max(min(most, running.num_to_come - 1) - len(forced), 0)]
         ahead = ahead[: len(outlook.chances(kinds[: len(ahead)]))]
         if ahead and running.request.sampling.grammar is not None:
-            ahead = ahead[: self._grammars.num_allowed(running, forced + ahead) - len(forced)]
+            ahead = ahead[: max(self._grammars.num_allowed(running, forced + ahead) - len(forced), 0)]
         outlook.drafted = [FORCED] * len(forced) + kinds[: len(ahead)]
         chances = outlook.chances(outlook.drafted)
         tokens = (*forced, *ahead)[: max(len(chances), len(forced))]
@@ -233,16 +233,17 @@ class Drafter:
     def _usable(
         self, running: RunningRequest, tokens: list[int], source: Source, num_equal: int
     ) -> tuple[list[int], list[Kind]]:
-        """Tokens up to the first that ends the request or is none of the vocabulary, and their kinds."""
-        ends = self._eos_token_ids.union(running.request.sampling.stop_token_ids)
-        for count, token in enumerate(tokens):
-            if token in ends:
-                tokens = tokens[: count + 1]
-                break
-            if not 0 <= token < self._vocab_size:  # a word of an image
-                tokens = tokens[:count]
-                break
+        """Tokens before the first that ends the request, which saves no step, or is none of the vocabulary."""
+        ends = self._ends(running)
+        unusable = (index for index, token in enumerate(tokens) if token in ends or not 0 <= token < self._vocab_size)
+        tokens = tokens[: next(unusable, len(tokens))]  # an image has words that are no tokens
         return tokens, kinds_from(source, num_equal, len(tokens))
+
+    def _ends(self, running: RunningRequest) -> frozenset[int]:
+        """The tokens that end a request."""
+        sampling = running.request.sampling
+        eos = frozenset[int]() if sampling.ignore_eos else self._eos_token_ids
+        return eos.union(sampling.stop_token_ids)
 
     # After a step.
 
@@ -250,9 +251,11 @@ class Drafter:
         """Counts the drafts of a step, before the scheduler commits it."""
         if not batch.has_drafts:
             return
-        for entry, row in zip(batch.entries, batch.first_rows, strict=True):
+        for index, (entry, row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
             if entry.num_drafts and not entry.is_stale:
-                self._count(entry, len(entry.taken(result.token_ids[row : row + entry.num_rows])) - 1)
+                tokens, ends = entry.taken(result.token_ids[row : row + entry.num_rows]), self._ends(entry.running)
+                num_output = next((count for count, token in enumerate(tokens, 1) if token in ends), len(tokens))
+                self._count(entry, min(num_output, result.ended.get(index, num_output)) - 1)
 
     def _count(self, entry: BatchEntry, num_taken: int) -> None:
         request = entry.running.request
@@ -262,17 +265,22 @@ class Drafter:
         if request.sampling.return_drafts:
             report = self._reports.setdefault(request.rid, DraftReport(proposed={}, taken={}))
         for index in range(entry.num_drafts):
-            source = kinds[index][0] if index < len(kinds) else Source.FORCED
+            source = Source.FORCED if index < entry.num_sure else kinds[index][0]
             for counts in (self._counts, report) if report else (self._counts,):
                 counts.proposed[source.label] = counts.proposed.get(source.label, 0) + 1
                 counts.taken[source.label] = counts.taken.get(source.label, 0) + (index < num_taken)
 
-    def end(self, rid: str) -> DraftReport | None:
-        """Keeps the output of a request that has ended, and forgets the rest; returns the report it asked for."""
+    def report(self, rid: str) -> DraftReport | None:
+        """The drafts of a request so far, if it had some and asked for them."""
+        report = self._reports.get(rid)
+        return report and DraftReport(proposed={**report.proposed}, taken={**report.taken})
+
+    def end(self, rid: str) -> None:
+        """Keeps the output of a request that has ended, and forgets the rest."""
+        self._reports.pop(rid, None)
         if (outlook := self._outlooks.pop(rid, None)) is not None:
             running = outlook.running
             self._past.of(running.namespace).add(running.tokens[running.num_prompt : running.num_known])
-        return self._reports.pop(rid, None)
 
     def flush(self) -> None:
         """Forgets past outputs, and how good proposals were."""

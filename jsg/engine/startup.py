@@ -459,9 +459,8 @@ def make_plan(settings: Settings, executables: Executables) -> MemoryPlan:
 
     weights_bytes = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(model))))
     first = plan_of(settings, limit_bytes, weights_bytes, 0)
-    if (
-        settings.platform == "tpu" and settings.config.max_total_tokens is None
-    ):  # XLA refuses what does not fit beside it
+    if settings.platform == "tpu" and settings.config.max_total_tokens is None:
+        # XLA counts the pool, and refuses a program that does not fit beside it.
         config = dataclasses.replace(settings.config, max_total_tokens=settings.context_length)
         first = plan_of(dataclasses.replace(settings, config=config), limit_bytes, weights_bytes, 0)
     sizes = _measured(settings, executables, model, first)

@@ -10,6 +10,8 @@ MIN_GROUP = 4
 """The least requests that must share a prefix for a group."""
 MIN_SHARED_TOKENS = 256
 """The least tokens that they must share."""
+LANES = 128
+"""The numbers of a row in a tile of a TPU's memory, and in a row of its vector registers."""
 MAX_POOL_ELEMENTS = 2**31
 """The most numbers in an array of the KV pool that 32-bit offsets reach. The kernels for NVIDIA use 64-bit offsets
 above 2^32 bytes, which is too late for numbers of one byte."""

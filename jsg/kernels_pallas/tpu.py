@@ -17,8 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache, Scoring
-from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
-from jsg.kernels_pallas.tpu_write import LANES, granule
+from jsg.kernels_pallas.tile import LANES, QUERY_TILE, SHORT_TILE
+from jsg.kernels_pallas.tpu_write import granule
 from jsg.window import Window
 
 KEY_BLOCK = 512

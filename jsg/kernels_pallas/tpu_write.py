@@ -1,7 +1,7 @@
 """The write into a pool for TPUs, in Pallas' Mosaic lowering. Letters: `jsg/models/inputs.py`.
 
 XLA's own scatter reads and writes a tile of memory for each token and head, 16 in 2 500 bundles (compiled for v5e), and
-copies the pool for more than some hundred tokens. Here a token takes 216 bundles, and so do 16 of a prompt.
+copies the pool for more than some hundred tokens. Here a token takes 219 bundles, and so do 16 of a prompt.
 """
 
 import functools
@@ -18,11 +18,11 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas import vmem_rotate
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import by_head, rotated, storable, to_pool_dtype
+from jsg.kernels_pallas.tile import LANES
 
 TOKEN_BLOCK = 256
 """Tokens of one program of the kernel, or fewer so that they take at most `BLOCK_BYTES` as float32."""
 BLOCK_BYTES = 2**22
-LANES = 128
 NUM_BUFFERS = 8
 """Granules in vector memory, of which half are on their way from the pool and half on their way back."""
 

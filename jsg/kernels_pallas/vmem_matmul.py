@@ -19,8 +19,8 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import make_group_metadata
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.few_bits import Quantised
+from jsg.kernels_pallas.tile import LANES
 
-LANES = 128
 FEW_ROWS, MANY_ROWS = 128, 512
 """The most rows of a tile: where kernels have fewer rows than `MANY_ROWS` on average or more inputs than `MANY_INPUTS`,
 and elsewhere."""
@@ -132,7 +132,7 @@ def _products(
             transcendentals=0,
         ),
         interpret=interpret,
-        name="grouped_matmul",
+        name="few_bits_matmul" if sizes is None else "grouped_matmul",
     )(*metadata, rows, kernels)
 
 

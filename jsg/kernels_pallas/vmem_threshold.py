@@ -17,8 +17,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-ROWS, LANES = 8, 128
-"""Rows of a program and lanes: the numbers of a vector register."""
+from jsg.kernels_pallas.tile import LANES
+
+ROWS = 8
+"""Rows of a program, as many as a vector register has."""
 CHUNK = 32 * LANES
 """Logits of each row that one turn of a loop takes."""
 SUMS = 4

@@ -350,6 +350,9 @@ def test_a_refused_program_names_its_operation():
     text = "steps: CompileError: the program x (kernels: {}) must compile for the NVIDIA L4, but is refused: y"
     assert Failure.from_reason(text.format("_decode_kernel, _combine_kernel")).op == "paged_attention"
     assert Failure.from_reason(text.format("_decode_kernel, rotate_and_write_kernel")).op is None
+    assert Failure.from_reason(text.format("rotated, write_by_head")).op == "rotate_and_write"
+    for kernel, op in {"kept_threshold_kernel": "kept_threshold", "penalised_kernel": "penalised"}.items():
+        assert Failure.from_reason(text.format(kernel)).op == op
 
 
 def figure(name: str, samples: list[float], **facts: object) -> reporting.Figure:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,14 @@ from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 
 from bench import attention_check
-from bench.device import encoder, experts, few_bits, quantised, states
+from bench.device import encoder, experts, few_bits, kernels, quantised, states
+from bench.device.correctness import Correctness
 from bench.device.events import Part
 from bench.device.plan import PLANS, TRIAL, Plan
 from bench.report import ROOT
 from bench.shapes import write_model
 from jsg.engine.device import step
-from jsg.kernels_pallas import ops, tpu
+from jsg.kernels_pallas import ops, tpu, vmem_penalties
 from jsg.kernels_pallas.choice_spec import ChoiceSpec
 from jsg.models.config import read_spec
 from jsg.models.loading import abstract_model
@@ -65,10 +67,17 @@ def test_attention_is_compared_by_the_kernel_of_a_tpu_itself(monkeypatch: pytest
     how = {"heads": 4, "kv_heads": 2, "head_dim": 64, "implementation": "tpu"}
     with pltpu.force_tpu_interpret_mode():
         assert attention_check.largest_error(case, "float32", **how) < 1e-5
-        right = tpu.paged_attention
-        monkeypatch.setattr(tpu, "paged_attention", lambda *given, **options: 1.1 * right(*given, **options))
+        monkeypatch.setattr(tpu, "paged_attention", lambda queries, *_, **options: jnp.zeros_like(queries))
         other = how | {"head_dim": 128}  # else the program is there already
         assert attention_check.largest_error(case, "float32", **other) > 0.05
+
+
+def test_penalties_are_compared_by_the_kernel_of_a_tpu_itself(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ops, "best_implementation", lambda: "tpu")
+    with mock.patch.object(vmem_penalties, "penalised", side_effect=vmem_penalties.penalised) as kernel:
+        kernels._check_penalties(part, Correctness(part))
+    kernel.assert_called_once()
+    assert [error["is_right"] for error in part.figures("error")] == [True]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from jsg.engine.drafter import Drafter
 from jsg.sched.drafts.estimates import kind_of, kinds_from
 from jsg.step_reports import Source
 from jsg.types import Request, SamplingParams
-from tests.engine import small
+from tests.engine import small, taught
 from tests.engine.small import DETERMINISTIC, SMALL_POOL, VOCAB
 from tests.engine.test_same_answer import BUSY, check_bitwise
 
@@ -132,14 +132,14 @@ def test_kinds_of_tokens_one_after_another():
         assert kinds_from(source, start, count) == [kind_of(source, start + index) for index in range(count)]
 
 
-def test_nothing_is_proposed_that_is_no_token_or_comes_after_an_end(core: EngineCore):
+def test_nothing_is_proposed_that_is_no_token_or_ends_the_answer(core: EngineCore):
     usable = core._drafter._usable
     core.add(asked("a", 3, 4, stop_token_ids=(7,)))
     core.step()
     (running,) = core.scheduler.running
     assert usable(running, [5, VOCAB, 6], Source.TEXT, 1) == ([5], [kind_of(Source.TEXT, 1)])
-    assert usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5, 7]
-    assert usable(running, [small.EOS, 6], Source.TREE, 1)[0] == [small.EOS]
+    assert usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5]
+    assert usable(running, [5, small.EOS, 6], Source.TREE, 1)[0] == [5, small.EOS, 6]  # it asked to ignore these
     core.abort("a")
     while core.has_work:
         core.step()
@@ -147,19 +147,41 @@ def test_nothing_is_proposed_that_is_no_token_or_comes_after_an_end(core: Engine
 
 
 def test_a_request_that_asks_is_told_of_its_drafts(core: EngineCore):
-    """With the last output only; the counts of all are in `stats`."""
+    """With each output, so that one whose text ends it knows too; the counts of all requests are in `stats`."""
     small.run(core, [(0, asked("first", *range(3, 20)))])
     core.add(asked("again", *range(3, 20), return_drafts=True))
     before, outputs = core.stats(), []
     while core.has_work:
         outputs += core.step()
     taken = core.stats()["num_drafts_taken_tree"] - before["num_drafts_taken_tree"]
-    assert all(output.drafts is None for output in outputs[:-1])
+    assert [output.drafts and sum(output.drafts.taken.values()) for output in outputs[:2]] == [
+        None,
+        len(outputs[1].token_ids) - 1,
+    ]
     assert outputs[-1].drafts is not None and outputs[-1].drafts.taken == {"tree": taken}
     assert taken == outputs[-1].drafts.proposed["tree"] == LONG - len(outputs)
 
 
+def test_each_token_that_was_taken_saved_a_step_even_where_the_answer_ends_early(core: EngineCore):
+    first = small.run(core, [(0, asked("first", *range(3, 20)))])["first"].token_ids
+    core.add(asked("again", *range(3, 20), return_drafts=True, stop_token_ids=(first[25],)))
+    outputs = []
+    while core.has_work:
+        outputs += core.step()
+    num_tokens, drafts = sum(len(output.token_ids) for output in outputs), outputs[-1].drafts
+    assert num_tokens == first.index(first[25]) + 1 and drafts.taken["tree"] == num_tokens - len(outputs) > 0
+
+
 # What they do not change.
+
+
+def test_a_text_that_a_grammar_forces_is_reported_as_such_whoever_writes_it(taught_core_of):
+    """The tree has the second answer, in other steps than the first one's."""
+    core = taught_core_of(**DETERMINISTIC, speculative="auto")
+    first = taught.outcome_of(core, taught.request("first", return_constraint=True))
+    again = taught.run(core, [(0, taught.request("again", return_constraint=True))])["again"]
+    assert core.stats()["num_drafts_taken_tree"] > 0 and again.token_ids == first.token_ids
+    assert len(first.token_ids) > again.num_forced == first.num_forced > 0
 
 
 @pytest.fixture
@@ -211,9 +233,13 @@ def test_shapes_are_measured_when_nothing_runs_and_then_the_gate_opens(new_core_
     assert costs == sorted(costs) and costs[0] > 0
 
 
-def test_without_drafts_nothing_is_measured(new_core_of):
+def test_without_drafts_nothing_is_measured_until_a_request_asks_for_some(new_core_of, monkeypatch: pytest.MonkeyPatch):
     core = new_core_of(speculative="off", **SMALL_POOL)
+    monkeypatch.setattr(core._runner, "can_time", lambda key: True)
+    core.add(asked("a", 3, 4))
     assert core._unmeasured is None and core.scheduler.gate.to_measure
+    core.add(asked("b", 3, 4, speculative="auto"))
+    assert core._unmeasured is not None
 
 
 def test_steps_overlap_where_nothing_is_worth_a_draft(core_of):

@@ -12,7 +12,7 @@ from jsg.engine.offline.engine import _request_of
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.sources import resolve_model
 from jsg.speech.answers.answer import Answer
-from jsg.step_reports import ConstraintReport
+from jsg.step_reports import ConstraintReport, DraftReport
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 from tests.engine import small
 
@@ -138,3 +138,15 @@ def test_what_may_end_in_its_text_is_streamed_all_the_same(ends: dict):
     assert answer.ends_in_engine == (not ends)
     assert _request_of(answer, is_read=True) is request
     assert _request_of(answer, is_read=False).is_streamed == bool(ends)
+
+
+def test_an_answer_that_its_text_ends_knows_its_drafts_and_its_steps():
+    """The last output of the engine comes later, and the end stands within the tokens of a step."""
+    tokenizer = load_tokenizer(resolve_model("tiny"))
+    ids = tokenizer.encode("1 2 3 stop 4 5 6")
+    answer = Answer(Request(rid="a", input_ids=PROMPT, sampling=SamplingParams(stop=("stop",))), tokenizer)
+    answer.push(RequestOutput(rid="a", token_ids=tuple(ids[:1])))
+    report = DraftReport(proposed={"tree": 9}, taken={"tree": len(ids) - 2})
+    answer.push(RequestOutput(rid="a", token_ids=tuple(ids[1:]), drafts=report))
+    assert answer.finish is not None and len(answer.token_ids) < len(ids)
+    assert answer.drafts() == {"proposed": report.proposed, "taken": report.taken, "steps": 2}

@@ -81,10 +81,8 @@ def check(program: Program, of: Model, key: BucketKey) -> None:
     else:
         bound = extend_bound(settings.model, key.num_tokens, settings.dtype, num_devices=settings.config.tp_size)
         assert program.temporary_bytes <= PROMPT_MARGIN * bound
-    bits = max(
-        8, 8 * BYTES_PER_NUMBER.get(settings.config.quantization, settings.dtype.itemsize)
-    )  # two of 4 are a byte
-    assert program.rewritten(of.kernels, bits) == []
+    num_bytes = BYTES_PER_NUMBER.get(settings.config.quantization, settings.dtype.itemsize)
+    assert program.rewritten(of.kernels, 8 * max(1, num_bytes)) == []  # two of 4 bits are a byte
     head = (settings.model.hidden_size, settings.model.vocab_size // settings.config.tp_size)
     assert program.multiplied_by_number({*of.kernels, head}) == []
 

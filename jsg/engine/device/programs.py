@@ -201,7 +201,7 @@ class Programs:
 
     @property
     def sampling(self) -> list[Hashable]:
-        """Names of the programs that sample, those for most rows first. Only batches with a grammar have drafts."""
+        """Names of the programs that sample, those for most rows first. Drafts are sampled with masks only."""
         buckets, rare = self.buckets, SWITCHED if self.config.has_switches else RARE
         draft_rows = {key.num_rows for key in buckets.drafts}
         other_rows = {key.num_rows for key in buckets.all if key not in buckets.drafts}

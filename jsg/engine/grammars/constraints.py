@@ -6,7 +6,6 @@ here. To look up the masks of drafts, the masker accepts them and is then rolled
 
 import dataclasses
 import logging
-import operator
 from collections.abc import Iterable, Sequence
 from typing import final
 
@@ -378,10 +377,12 @@ class Constraints:
             tokens.pop()
         learns = self._tokens if constraint.jump == "draft" else None
         before = int(entry.running.tokens[entry.running.num_known - 1]) if constraint.num_accepted else -1
-        is_complete: list[bool] = []
+        is_complete, is_forced = list[bool](), list[bool]()
         for count, token in enumerate(tuple(tokens), 1):
-            if learns is not None and (forced := masker.forced_bytes()):
+            forced = masker.forced_bytes() if constraint.jump != "off" else b""
+            if learns is not None and forced:
                 learns.learn(before, forced, token)
+            is_forced.append(bool(forced) and forced.startswith(masker.grammar.vocabulary.text_of(token)))
             before = token
             if not masker.accept(token):
                 raise _why_not(request, constraint, token)
@@ -399,13 +400,12 @@ class Constraints:
         masker.commit()
         if constraint.jump != "off":
             constraint.num_unforced = 0 if masker.forced_bytes() else constraint.num_unforced + len(tokens)
-        num_taken = sum(map(operator.eq, entry.drafts, tokens)) if entry.num_drafts else 0
         if request.sampling.return_constraint:
             mass = tuple(result.kept_mass[i] for i in range(row, row + len(tokens)))
-            num_forced = min(num_taken, entry.num_sure)  # what was taken comes first
-            forced = tuple(place < num_forced for place in range(len(tokens)))
             result.constraints[index] = [
-                ConstraintReport(is_forced=forced[:count], kept_mass=mass[:count], is_complete=is_complete[count - 1])
+                ConstraintReport(
+                    is_forced=tuple(is_forced[:count]), kept_mass=mass[:count], is_complete=is_complete[count - 1]
+                )
                 for count in range(1, len(tokens) + 1)
             ]
 

@@ -280,7 +280,8 @@ class Answer:
         self.cache_report: CacheReport | None = None
         self.waited: Waited | None = None
         self.vector: bytes | None = None
-        self._drafts: DraftReport | None = None
+        self._drafts = DraftReport(proposed={}, taken={})
+        self._num_received = 0
         self._texts = _Texts(has_calls=calls is not None)
         self._constraint = _Constraint()
         self._times = _Times()
@@ -382,6 +383,7 @@ class Answer:
             self.waited = sum_of((self.waited, output.waited))
         self.vector = output.vector or self.vector
         self._drafts = output.drafts or self._drafts
+        self._num_received += len(output.token_ids)  # a text may end the answer within a step
         if output.constraint is not None:
             self._constraint.add(output.constraint, len(delta.token_ids))
         self.finish = self.finish or delta.finish
@@ -430,7 +432,7 @@ class Answer:
         return {"text": text, "output_ids": list(token_ids), "meta_info": meta}
 
     def constraint(self) -> dict[str, Any]:
-        """What the grammar has done so far: which tokens jump-forward wrote, the mass kept, whether it is complete.
+        """What the grammar has done so far: which tokens it forced, the mass kept, whether it is complete.
 
         `kept_mass` is the probability that the model gave to the allowed tokens. Near 1 the grammar changed nothing;
         near 0 the model wanted something else.
@@ -445,12 +447,8 @@ class Answer:
 
     def drafts(self) -> dict[str, Any]:
         """How many draft tokens it had, by source, and in how many steps its tokens came."""
-        report = self._drafts or DraftReport(proposed={}, taken={})
-        return {
-            "proposed": report.proposed,
-            "taken": report.taken,
-            "steps": len(self.token_ids) - sum(report.taken.values()),
-        }
+        proposed, taken = self._drafts.proposed, self._drafts.taken
+        return {"proposed": proposed, "taken": taken, "steps": self._num_received - sum(taken.values())}
 
     def shown_prompt_logprobs(
         self, texts: Tokenizer | None, start: int = 0, stop: int | None = None

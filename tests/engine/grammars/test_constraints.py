@@ -123,7 +123,7 @@ def test_drafts_are_verified_before_the_shapes_for_drafts_are_compiled(new_taugh
 def test_retokenize_appends_the_usual_tokens(core: EngineCore, lettered_model: pathlib.Path):
     each = request(pattern=3, jump_forward="retokenize", return_constraint=True, return_logprob=True)
     outcome, usual = outcome_of(core, each), load_tokenizer(lettered_model).encode("xname age name age name age ")
-    assert outcome.token_ids[: len(usual)] == usual and outcome.num_forced == len(usual) - 1
+    assert outcome.token_ids[: len(usual)] == usual and outcome.num_forced == len(usual)
     assert [each.token_id for each in outcome.logprobs] == outcome.token_ids
 
 
