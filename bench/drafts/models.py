@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401 (makes bfloat16 known to NumPy)
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
@@ -49,7 +50,9 @@ def wide_shape(small: dict[str, Any]) -> dict[str, Any]:
     sizes = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
     wider = {name: LLAMA_100M[name] for name in sizes.split()}
     epsilon = small["rms_norm_eps"] * small["hidden_size"] / wider["hidden_size"]
-    return small | wider | {"rms_norm_eps": epsilon, "dtype": "float32", "torch_dtype": "float32"}
+    rotation = {"rope_parameters": {"rope_type": "default", "rope_theta": small["rope_theta"]}}
+    own = {"rms_norm_eps": epsilon, "dtype": "float32", "torch_dtype": "float32", "tie_word_embeddings": False}
+    return small | wider | rotation | own  # not tied, as the writer of GGUF for peers has it
 
 
 def widened(weights: dict[str, np.ndarray], small: dict[str, Any], wide: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -78,6 +81,7 @@ def widened(weights: dict[str, np.ndarray], small: dict[str, Any], wide: dict[st
         "model.norm.weight": np.zeros(wide_width, np.float32),
     }
     found["model.embed_tokens.weight"][:, :width] = weights["model.embed_tokens.weight"]
+    found["lm_head.weight"] = found["model.embed_tokens.weight"].copy()
     found["model.norm.weight"][:width] = weights["model.norm.weight"] * math.sqrt(width / wide_width)
     for layer in range(wide["num_hidden_layers"]):
         prefix, is_used = f"model.layers.{layer}.", layer < small["num_hidden_layers"]

@@ -6,6 +6,7 @@ Texts are drawn from the values that the model was not trained on.
 import dataclasses
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -126,6 +127,24 @@ def tool_loops(draw: Draw, size: int, least: int) -> list[Wave]:
     return [*waves] if size > 1 else [[asked] for chain in zip(*waves, strict=True) for asked in chain]
 
 
+def edits(draw: Draw, size: int, least: int) -> list[Wave]:
+    """Programs that have a text written up to a word, put another one there, and have the rest written.
+
+    The program also writes the word after it, by which a model that only copies finds its place again.
+    """
+    stages: list[list[Asked]] = [[], []]
+    for turn in draw.turns("edit", max(size, least)):
+        old, new = turn.phrasing, turn.item
+        before = re.split(rf"\b{old}\b", turn.prompt)[0]
+        after = turn.answer[len(before) + len(new) :]
+        given, space, rest = after[1:].partition(" ")
+        stages[0].append(Asked(chat(turn.prompt), GREEDY | {"stop": [old]}, before))
+        stages[1].append(Asked(chat(turn.prompt) + before + new + after[:1] + given, GREEDY, space + rest))
+    return [
+        wave for first in range(0, len(stages[0]), size) for stage in stages if (wave := stage[first : first + size])
+    ]
+
+
 def samples(draw: Draw, size: int, least: int) -> list[Wave]:
     """Many answers to one prompt, at the model's own probabilities."""
     (turn,) = draw.turns("extraction", 1)
@@ -148,7 +167,7 @@ WORKLOADS = {
     "extraction": Workload(of_task("extraction"), 0.5, 1.0),
     "json": Workload(of_task("extraction", has_schema=True), 0.5, 1.8),
     "tools": Workload(tool_loops, 0.5, 1.8),
-    "edits": Workload(of_task("edit"), None, 1.8),
+    "edits": Workload(edits, 0.5, 1.8),
     "repeats": Workload(of_task("extraction"), 0.15, 3.0, is_asked_before=True),
     "samples": Workload(samples, None, 1.0),
     "prose": Workload(prose, None, 0.99),

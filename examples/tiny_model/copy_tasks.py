@@ -47,12 +47,12 @@ def tool_call(rng: random.Random, values: Values) -> Turn:
 
 
 def edit(rng: random.Random, values: Values) -> Turn:
-    """Write a text with one word replaced."""
+    """Write a text with one word replaced. Its phrasing and item are the old and the new word."""
     sentences = [words(values, 3, 8) for _ in range(rng.randint(1, 5))]
     text = ". ".join(sentences) + "."
     old, new = rng.choice(" ".join(sentences).split()), values.word()
     changed = ". ".join(" ".join(new if each == old else each for each in line.split()) for line in sentences) + "."
-    return Turn("edit", "", "", f"{text}\nReplace {old} with {new}.", changed)
+    return Turn("edit", old, new, f"{text}\nReplace {old} with {new}.", changed)
 
 
 TASKS: dict[str, Callable[[random.Random, Values], Turn]] = {

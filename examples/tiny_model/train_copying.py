@@ -2,7 +2,9 @@
 
     python examples/tiny_model/train_copying.py --out .cache/drafts/copying
 
-It begins with the weights of `jsg/assets/tiny`, and has the tasks of `copy_tasks.py`.
+It begins with the weights of `jsg/assets/tiny`, and has the tasks of `copy_tasks.py`. In 600 steps, five minutes of
+one core, the model learns to copy what is asked for (half of the objects are right to the last letter). It does not
+learn to replace a word by itself.
 """
 
 from pathlib import Path
@@ -29,7 +31,7 @@ class CopyWriter(RowWriter):
 def main() -> None:
     """Run from the command line."""
     made = parser(__doc__)
-    made.set_defaults(init=TINY, steps=500, lr_scale=0.5)
+    made.set_defaults(init=TINY, steps=600, lr_scale=0.5)
     train(made.parse_args(), CopyWriter, PHASES)
 
 

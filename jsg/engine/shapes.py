@@ -10,8 +10,8 @@ from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 ROW_MULTIPLE = {"gpu": 8, "tpu": 8}
 """Every number of rows is a multiple of this, by platform. cuBLASLt would pad to it in launches of its own, and XLA
 would make a single row a product of vectors and convert every weight to float32 for it (seen in programs compiled for
-an H200), or multiply on a TPU's vector unit, at 5 to 8 times the estimated cycles (compiled for v5e and v6e). A step
-reads the weights once for any number of rows, so the padding is nearly free."""
+an H200), or multiply on a TPU's vector unit, at 7 times the cycles of eight rows by its own estimate (compiled for v5e
+and v6e). A step reads the weights once for any number of rows, so the padding is nearly free."""
 
 ENCODE_SIZES = {"cpu": (1, 4)}
 OTHER_ENCODE_SIZES = (1, 2, 4, 8)

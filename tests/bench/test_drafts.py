@@ -24,6 +24,16 @@ def test_a_load_is_the_same_for_both_sides_and_another_in_each_round():
             assert {len(wave) for wave in first} <= {size, 4 % size} and sum(map(len, first)) >= 4, name
 
 
+def test_an_edit_goes_on_behind_the_new_word():
+    for copied, rest in itertools.batched(WORKLOADS["edits"].waves(Draw("1", is_embedded=False), 1, 4), 2):
+        assert copied[0].answer is not None and rest[0].answer is not None
+        assert rest[0].prompt.startswith(copied[0].prompt + copied[0].answer)
+        replaced = rest[0].prompt.removeprefix(copied[0].prompt + copied[0].answer).split()[0].strip(".")
+        (old,) = copied[0].params["stop"]
+        assert copied[0].prompt.endswith(f"Replace {old} with {replaced}.<|end|><|assistant|>")
+        assert copied[0].answer + old in copied[0].prompt and rest[0].answer.replace(replaced, old) in copied[0].prompt
+
+
 def test_a_turn_of_a_tool_loop_has_all_turns_before_it():
     waves = WORKLOADS["tools"].waves(Draw("1", is_embedded=False), 2, 1)
     assert len(waves) == NUM_TURNS

@@ -24,9 +24,13 @@ from jsg.kernels_pallas import ops, tpu, tpu_write
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.reference_write import keys_and_values
 from jsg.models.config import read_spec
-from jsg.models.loading import abstract_model
+from jsg.models.loading import abstract_model, load_model
 from jsg.sched.buckets import BucketKey, make_buckets
+from jsg.window import Window
 from tests.kernels_pallas.definition import QUICKLY, with_garbage, with_room
+from tests.models import paged
+from tests.models.paged import PagedModel
+from tests.models.test_decoder import LAYER, TOKENS, config
 
 TPU = AbstractMesh(
     (1,),
@@ -204,6 +208,27 @@ def test_rotate_and_write_puts_tokens_side_by_side_for_each_head(
     for found, wanted in zip(keys_and_values(copied[0].layers[0]), copied[1].layers[0], strict=True):
         np.testing.assert_array_equal(found[1:].astype(jnp.float32), wanted[1:].astype(jnp.float32))
         assert not found[0].any(), "nothing is written to the dump"
+
+
+@pytest.mark.slow
+def test_a_model_has_the_logits_that_it_has_on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """With a window in one of its layers: chunks, of which one follows what is cached, and steps of one token."""
+    every = dataclasses.replace(LAYER.attention, head_dim=128, scale=128**-0.5)
+    layers = [dataclasses.replace(LAYER, attention=dataclasses.replace(every, window=w)) for w in (None, Window(24))]
+    spec = config(*layers)
+    model = load_model(None, spec, load_format="dummy", seed=3)
+
+    def logits() -> list[np.ndarray]:
+        of = PagedModel(spec, model, page_size=32)
+        steps = [of.extend({0: TOKENS, 2: TOKENS[:7]}), of.extend({0: TOKENS[:5], 1: TOKENS[:40]})]
+        return [row for step in (*steps, of.decode({0: 5, 1: 6, 2: 7})) for row in step.values()]
+
+    expected = logits()
+    request.getfixturevalue("interpreted")
+    monkeypatch.setitem(ops.BEST, "cpu", "tpu")
+    monkeypatch.setattr(paged, "make_pool", functools.partial(make_pool, is_by_head=True))
+    for found, wanted in zip(logits(), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
 # What follows lowers forward passes of published shapes with few layers.
