@@ -87,7 +87,7 @@ def run(engine: jsg.Engine, waves: Sequence[Wave], more: Mapping[str, Any]) -> R
     before, answers = engine.get_server_info(), list[Any]()
     wall, cpu = time.perf_counter(), time.process_time()
     for wave in waves:
-        answers += engine.generate([each.prompt for each in wave], [each.params | more for each in wave])
+        answers += engine.generate([each.prompt for each in wave], [{**each.params, **more} for each in wave])
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     after = engine.get_server_info()
     counts = {name: after[name] - before[name] for name in after if name.startswith("num_")}

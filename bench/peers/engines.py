@@ -128,8 +128,8 @@ def jsg(setting: Setting) -> Iterator[Engine]:
         )
 
 
-def vllm(python: str) -> Start:
-    """vLLM, as `docs/benchmarking.md` says how to install it for a CPU."""
+def vllm(python: str, more: Sequence[str] = ()) -> Start:
+    """vLLM, as `docs/benchmarking.md` says how to install it for a CPU. `more` are further options of its server."""
 
     @contextlib.contextmanager
     def start(setting: Setting) -> Iterator[Engine]:
@@ -143,7 +143,7 @@ def vllm(python: str) -> Start:
             str(MAX_ROWS),
         ]
         options += ["--host", "127.0.0.1", "--port", str(port)]
-        options += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+        options += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", *more]
         command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(setting.model), *options]
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         env = {
@@ -170,8 +170,8 @@ def vllm(python: str) -> Start:
     return start
 
 
-def llama_cpp(python: str, kind: str | None) -> Start:
-    """llama.cpp. `kind` is that of its weights, such as `q8_0`; None for that of the dtype."""
+def llama_cpp(python: str, kind: str | None, drafts: str = "none") -> Start:
+    """llama.cpp. `kind` is that of its weights, such as `q8_0`; None for that of the dtype. `drafts`: `--spec-type`."""
 
     @contextlib.contextmanager
     def start(setting: Setting) -> Iterator[Engine]:
@@ -179,7 +179,7 @@ def llama_cpp(python: str, kind: str | None) -> Start:
         port = free_ports()
         shape = [str(setting.num_threads), str(POOL_TOKENS), str(MAX_ROWS)]
         file = gguf_file(python, setting.model, weights)
-        command = [python, str(HERE / "llama_server.py"), str(file), str(port), *shape]
+        command = [python, str(HERE / "llama_server.py"), str(file), str(port), *shape, drafts]
         with _process("llama.cpp", command, setting) as process:
             url = f"http://127.0.0.1:{port}"
             wait_until_healthy(process, url)

@@ -54,9 +54,9 @@ class EngineCore:
             is_on=config.speculative != "off",
             own_layer=parts.runner if parts.runner.has_drafts else None,
         )
+        parts.scheduler.gate.is_wanted = config.speculative != "off"
         if parts.runner.has_drafts:
             parts.scheduler.gate.expect_repeats()
-        self._wants_drafts = config.speculative != "off"
         self._decode_steps = parts.decode_steps
         self._in_flight: InFlight | None = None
         self._outputs: list[RequestOutput] = []  # of a step that was committed outside of `step`
@@ -78,7 +78,8 @@ class EngineCore:
     @property
     def _unmeasured(self) -> BucketKey | int | None:
         """A shape whose cost drafts depend on, or rows of such, that can be measured now; None if there is none."""
-        keys = self.scheduler.gate.to_measure if self._wants_drafts else ()
+        gate = self.scheduler.gate
+        keys = gate.to_measure if gate.is_wanted else ()
         return next((key for key in keys if self._runner.can_time(key)), None)
 
     @property
@@ -107,7 +108,7 @@ class EngineCore:
         self.scheduler.add(request, time.monotonic())
         if constraint is not None:
             self.grammars.put(request.rid, constraint)
-        self._wants_drafts |= request.sampling.speculative not in (None, "off")
+        self.scheduler.gate.is_wanted |= request.sampling.speculative not in (None, "off")
         if not request.is_streamed:
             self._gatherer.add(request.rid)
 

@@ -194,6 +194,7 @@ class Drafter:
 
     @staticmethod
     def _may_ask(running: RunningRequest) -> bool:
+        """Whether a request decodes and all its tokens are known."""
         return _decodes(running) and running.place is not None and not running.place.num_in_flight
 
     def _add_own(self, decoding: Sequence[RunningRequest], found: dict[str, Proposal], max_rows: int) -> None:
@@ -364,14 +365,14 @@ class Drafter:
         }
 
 
-def _is_sure(proposal: Proposal | None) -> bool:
-    """Whether a grammar forces a token of it."""
-    return proposal is not None and (proposal.is_forced or proposal.num_sure is None or proposal.num_sure > 0)
-
-
 def _decodes(running: RunningRequest) -> bool:
     """Whether the next step samples a token of a request. None does of a branch, which has the rid of its whole."""
     return running.place is not None and not running.place.is_prefilling and running.num_to_come > 0
+
+
+def _is_sure(proposal: Proposal | None) -> bool:
+    """Whether a grammar forces a token of it."""
+    return proposal is not None and (proposal.is_forced or proposal.num_sure is None or proposal.num_sure > 0)
 
 
 def _share(num_rows: int, max_rows: int) -> int:

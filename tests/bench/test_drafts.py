@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from bench.drafts import __main__ as drafts
+from bench.drafts.beside import ask
 from bench.drafts.models import wide_model
 from bench.drafts.workloads import NUM_TURNS, WORKLOADS, Draw, schema_of
+from bench.peers.engines import Engine
 from bench.report import ROOT, Report
+from tests.server.conftest import ServerMaker
 
 
 def test_a_load_is_the_same_for_both_sides_and_another_in_each_round():
@@ -111,3 +114,12 @@ def test_a_run_counts_the_steps_of_timed_rounds_only(tmp_path: Path, name: str, 
         assert len(plain) == len(asked[drafts.AUTO]) == 12 and 2 * len(plain) == len(asked[drafts.OFF])
     else:
         assert asked[drafts.AUTO] == asked[drafts.OFF] and len(asked[drafts.AUTO]) == 24
+
+
+def test_other_engines_are_asked_for_the_same_tokens(make_server: ServerMaker):
+    with make_server() as server:
+        url = str(server.http.base_url)
+        no_client: Any = None  # which only bench.peers needs
+        engine = Engine(name="x", pid=1, client=no_client, weight_itemsize=4, head_itemsize=4, kv_itemsize=4, url=url)
+        seconds, num_tokens = ask(engine, [([1, 2, 3], {"max_new_tokens": 4}), ([5, 6], {"max_new_tokens": 3})])
+    assert seconds > 0 and num_tokens == 7

@@ -91,7 +91,7 @@ def test_a_request_has_drafts_as_it_asks_or_else_as_the_engine_was_told(core_of,
 def test_a_joined_request_has_drafts_as_it_asks_although_its_branches_have_its_name(core: EngineCore):
     """Branches generate nothing and ask for nothing, and its answer is one of the past outputs."""
     prompt, drafts = np.random.default_rng(0).integers(2, VOCAB, size=60).tolist(), dict[str, int]()
-    for rid, speculative in (("first", None), ("off", "off"), ("again", None)):
+    for rid, speculative in (("first", None), ("again", None), ("off", "off")):
         before = core.stats()["num_drafts_past"]
         steps_of(core, replace(asked(rid, *prompt, speculative=speculative), joined=(20, 35, 50)))
         drafts[rid] = core.stats()["num_drafts_past"] - before

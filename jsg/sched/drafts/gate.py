@@ -43,6 +43,7 @@ class Gate:
         to_measure: The shapes whose cost is not known yet, and the rows of drafts by the model itself.
         seconds: The costs of shapes that are known.
         repeat_seconds: By rows, what the model takes to draft one token of each.
+        is_wanted: Whether some request may have drafts that are not sure, so that the costs matter.
         num_open: Steps in which drafts were worth it.
         num_shut: Steps in which some were proposed, and none was worth it.
     """
@@ -58,6 +59,7 @@ class Gate:
         self.seconds: dict[BucketKey, float] = {}
         self.repeat_seconds: dict[int, float] = {}
         self.num_open = self.num_shut = 0
+        self.is_wanted = False
 
     def expect_repeats(self) -> None:
         """Has the drafts of the model itself measured too."""

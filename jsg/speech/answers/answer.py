@@ -211,6 +211,14 @@ class _Constraint:
 
 
 @dataclasses.dataclass(slots=True)
+class _Drafts:
+    """How many draft tokens an answer had, and how many tokens came for it. A text may end it within a step."""
+
+    report: DraftReport = dataclasses.field(default_factory=lambda: DraftReport(proposed={}, taken={}))
+    num_received: int = 0
+
+
+@dataclasses.dataclass(slots=True)
 class _Times:
     """When things happened, in seconds since the request was made."""
 
@@ -280,8 +288,7 @@ class Answer:
         self.cache_report: CacheReport | None = None
         self.waited: Waited | None = None
         self.vector: bytes | None = None
-        self._drafts = DraftReport(proposed={}, taken={})
-        self._num_received = 0
+        self._drafts = _Drafts()
         self._texts = _Texts(has_calls=calls is not None)
         self._constraint = _Constraint()
         self._times = _Times()
@@ -382,8 +389,8 @@ class Answer:
         if output.waited is not None:
             self.waited = sum_of((self.waited, output.waited))
         self.vector = output.vector or self.vector
-        self._drafts = output.drafts or self._drafts
-        self._num_received += len(output.token_ids)  # a text may end the answer within a step
+        self._drafts.report = output.drafts or self._drafts.report
+        self._drafts.num_received += len(output.token_ids)
         if output.constraint is not None:
             self._constraint.add(output.constraint, len(delta.token_ids))
         self.finish = self.finish or delta.finish
@@ -447,8 +454,8 @@ class Answer:
 
     def drafts(self) -> dict[str, Any]:
         """How many draft tokens it had, by source, and in how many steps its tokens came."""
-        proposed, taken = self._drafts.proposed, self._drafts.taken
-        return {"proposed": proposed, "taken": taken, "steps": self._num_received - sum(taken.values())}
+        proposed, taken = self._drafts.report.proposed, self._drafts.report.taken
+        return {"proposed": proposed, "taken": taken, "steps": self._drafts.num_received - sum(taken.values())}
 
     def shown_prompt_logprobs(
         self, texts: Tokenizer | None, start: int = 0, stop: int | None = None
