@@ -32,7 +32,7 @@ from jsg.engine.front.tree_copy import TreeCopy
 from jsg.engine.grammars.constraints import Constraints
 from jsg.prompt_ids import PromptIds
 from jsg.sched.batch import Batch
-from jsg.sched.buckets import make_buckets
+from jsg.sched.buckets import BucketKey, make_buckets
 from jsg.sched.groups import PrefixGrouping, find_groups
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.server.native.radix_view import View
@@ -381,7 +381,7 @@ def time_drafts(report: Report, text: str, num_steps: int) -> None:
     for case, slope in (("where they cannot gain", 1.0), ("where they can", 0.01)):
         host = make_host()
         gate, eos = host.scheduler.gate, frozenset({VOCAB - 1})
-        for key in list(gate.to_measure):
+        for key in [each for each in gate.to_measure if isinstance(each, BucketKey)]:
             gate.note(key, 5e-3 * (1 + slope * key.num_rows / NUM_RUNNING))
         no_tokenizer: Any = None  # which only grammars read
         grammars = Constraints(no_tokenizer, VOCAB, eos, "draft")

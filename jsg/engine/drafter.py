@@ -12,13 +12,14 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 
 from jsg.cache.following import following
 from jsg.engine.device.packing import needs_tables
 from jsg.engine.device.pool_sizes import MOST_REPEATS
+from jsg.engine.device.runner import ModelRunner
 from jsg.engine.grammars.constraints import Constraints
 from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.drafts.estimates import FIRST_GUESSES, Estimates, Kind, kind_of, kinds_from
@@ -43,18 +44,6 @@ FORCED = kind_of(Source.FORCED, 0)
 REPEATED = kinds_from(Source.MTP, 0, MOST_REPEATS)
 TRIAL = 64
 """After so many tokens without drafts of the model itself, the first guess decides once more whether it makes some."""
-
-
-class OwnLayer(Protocol):
-    """A model that drafts tokens itself: `ModelRunner`."""
-
-    def can_draft(self, num_rows: int) -> bool:
-        """See `ModelRunner.can_draft`."""
-        ...
-
-    def draft(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], count: int) -> np.ndarray:
-        """See `ModelRunner.draft`."""
-        ...
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -122,7 +111,7 @@ class Drafter:
         eos_token_ids: frozenset[int],
         page_size: int,
         is_on: bool,
-        own_layer: OwnLayer | None = None,
+        own_layer: ModelRunner | None = None,
     ):
         self._gate = gate
         self._grammars = grammars

@@ -146,6 +146,7 @@ def test_it_drafts_what_the_formula_says(model, core: EngineCore, monkeypatch: p
         assert made == expected(tensors, said[:length], hidden, len(made))
 
 
+@pytest.mark.parametrize("model", [pytest.param(QWEN, id="qwen3_5")], indirect=True)
 def test_right_drafts_of_the_model_save_steps_until_they_are_wrong(
     make: Callable[..., EngineCore], monkeypatch: pytest.MonkeyPatch
 ):
@@ -176,6 +177,7 @@ def test_right_drafts_of_the_model_save_steps_until_they_are_wrong(
     core.close()
 
 
+@pytest.mark.parametrize("model", [pytest.param(QWEN, id="qwen3_5")], indirect=True)
 def test_they_change_no_bit_of_an_answer(make: Callable[..., EngineCore], monkeypatch: pytest.MonkeyPatch):
     """With every temperature, penalty and stop token, log-probabilities, aborts, chunks and retracts.
 

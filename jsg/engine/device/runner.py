@@ -100,15 +100,8 @@ class ModelRunner:
         scores_prompt = any(entry.scores_prompt for entry in batch.entries)
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
-        packed = packing.pack_forward(
-            batch,
-            key,
-            table.pages,
-            self._config.page_size,
-            table.maps,
-            has_states=table.slots is not None,
-            has_drafts=self._config.has_drafts,
-        )
+        kinds = {"has_states": table.slots is not None, "has_drafts": self._config.has_drafts}
+        packed = packing.pack_forward(batch, key, table.pages, self._config.page_size, table.maps, **kinds)
         self.calls.call(("forward", key), packed)
         scores = self._prompt_logprobs(batch, key) if scores_prompt else None
         vectors = self._vectors(batch, key) if self._config.embeds else None

@@ -219,9 +219,8 @@ def draft(
     own, lines = own_pages(page_size), jnp.arange(len(rows))
     first_own = cache[0].shape[0] - own * len(kept) + own * rows
     first_column = (positions - 1) // page_size + 1
-    table = page_table[rows]
-    for i in range(own):
-        table = table.at[lines, first_column + i].set(first_own + i, mode="drop")
+    columns, pages = (first[:, None] + jnp.arange(own) for first in (first_column, first_own))
+    table = page_table[rows].at[lines[:, None], columns].set(pages, mode="drop")
     here = positions + index
     column = here // page_size
     slots = table.at[lines, column].get(mode="fill", fill_value=0) * page_size + here % page_size
