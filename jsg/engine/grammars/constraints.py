@@ -213,9 +213,12 @@ class Constraints:
         return proposal
 
     def num_allowed(self, running: RunningRequest, tokens: Sequence[int]) -> int:
-        """How many of these tokens a request may say one after another, as far as there is work left for this step."""
+        """How many of these tokens a request may say one after another, as far as there is work left for this step.
+
+        Half of the work is kept for masks, without which requests would be put off.
+        """
         constraint = self._live[running.request.rid]
-        if constraint.failure is not None:
+        if constraint.failure is not None or 2 * self._steps_left < self._most_steps:
             return 0
         try:
             return self._walk(constraint, tokens)

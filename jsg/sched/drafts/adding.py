@@ -66,13 +66,13 @@ def _worth(
     Sure ones always are.
     """
     sure = [len(each.tokens) if each.num_sure is None else each.num_sure for each in proposed]
-    if num_rows < most_entries:  # there may be chunks, and shapes for many tokens have no rows for many drafts
-        likely = [sum(chance >= BESIDE_PROMPTS for chance in each.chances) for each in proposed]
-        return [*map(max, sure, likely)], buckets.max_rows
-    least = buckets.rows_worth(num_rows, num_rows + sum(sure), max_rows) if sum(sure) else 0
     choice = gate.choose(num_rows, [each.chances for each in proposed], max_rows)
     gate.num_open += choice is not None
     gate.num_shut += choice is None and any(each.chances for each in proposed)
+    if num_rows < most_entries:  # there may be chunks, and shapes for many tokens have no rows for many drafts
+        likely = [sum(chance >= BESIDE_PROMPTS for chance in each.chances) for each in proposed if choice]
+        return [*map(max, sure, likely or sure)], buckets.max_rows
+    least = buckets.rows_worth(num_rows, num_rows + sum(sure), max_rows) if sum(sure) else 0
     if choice is None:
         return sure, least
     return [*map(max, sure, choice.counts)], max(least, choice.num_rows)
