@@ -212,8 +212,9 @@ class ModelSpec:
                 "leave it out, --tp-size shares out such a model"
             )
         share_out = functools.cache(lambda layer: layer.over_devices(count, groups))
+        shared = self._with_each(lambda _, layer: share_out(layer))
         require_divisor(count, count, 1, "vocab_size", self.vocab_size)
-        return self._with_each(lambda _, layer: share_out(layer))
+        return shared
 
     def _with_each(self, change: Callable[[str, LayerSpec], LayerSpec]) -> "ModelSpec":
         """The same with each layer changed, of which the function is given what its tensors' names begin with."""
