@@ -223,11 +223,13 @@ def test_the_tree_has_nothing_of_a_wrong_draft(core_of, alone):
 # The gate.
 
 
+@pytest.mark.slow
 def test_shapes_are_measured_when_nothing_runs_and_then_the_gate_opens(new_core_of):
-    core = new_core_of(speculative="auto", forbid_compile=False, **SMALL_POOL)
+    with small.few_variants():
+        core = new_core_of(speculative="auto", forbid_compile=False, **SMALL_POOL)
+        while not core.is_settled or core.has_work:
+            core.step()
     gate = core.scheduler.gate
-    while not core.is_settled or core.has_work:
-        core.step()
     assert gate.is_open and set(gate.seconds) == {*gate._plain, *gate._drafted}
     costs = [gate.seconds[key] for key in sorted(gate.seconds, key=lambda key: key.num_rows)]
     assert costs == sorted(costs) and costs[0] > 0
