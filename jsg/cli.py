@@ -36,7 +36,7 @@ from jsg.config import (
 from jsg.engine.child.log import ServerLog
 from jsg.engine.child.parent import end_with_parent
 from jsg.errors import ConfigError, JsgError, RequestError, check_length
-from jsg.option_sources import environment_keys, near_options, read_options, speculative_method
+from jsg.option_sources import environment_keys, near_options, read_options
 from jsg.types import (
     GRAMMAR_FIELDS,
     GRAMMAR_OPTIONS,
@@ -253,8 +253,8 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
             how |= {"action": "store_true"}
         else:
             text += "" if field.default is None else f" Default: {field.default}."
-            how |= {"type": number_or_auto if kind is int and field.default is None else kind}
-            how |= {"type": speculative_method} if field.name == "speculative" else {}
+            usual = number_or_auto if kind is int and field.default is None else kind
+            how |= {"type": field.metadata["read"] or usual}
             how |= {"choices": choices} if choices else {"metavar": kind.__name__.upper()}
         parser.add_argument(*map(option, (field.name, *field.metadata["aliases"])), help=text, **how)
 

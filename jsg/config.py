@@ -4,10 +4,13 @@
 variables of jsg's own are those of `KEY_VARIABLES`.
 """
 
+import argparse
 import dataclasses
+import json
 import math
 import types
 import typing
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from jsg.errors import ConfigError
@@ -40,9 +43,55 @@ KEY_VARIABLES = {"api_key": "JSG_API_KEY", "admin_api_key": "JSG_ADMIN_API_KEY"}
 """Options whose values are keys → the environment variables that give them to `jsg serve` too."""
 
 
-def _knob(default: Any, text: str, choices: tuple[str, ...] = (), aliases: tuple[str, ...] = ()) -> Any:
-    """An option. `aliases` are the names that other servers have for it."""
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "aliases": aliases})
+DECIDED_BY_THE_GATE = frozenset(
+    {"num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"}
+    | {
+        f"suffix_decoding_{name}"
+        for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
+    }
+)
+"""What vLLM lets its user choose of drafts without a model."""
+
+
+def speculative_method(text: str) -> str:
+    """The value of `--speculative` that a JSON object of vLLM's `--speculative-config` means; else the text itself.
+
+    How many tokens are proposed is decided by what they are worth, so that vLLM's numbers for it have no effect.
+
+    Raises:
+        argparse.ArgumentTypeError: It is no such object, or has fields for a model of its own.
+    """
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object, but {error}; or say auto") from None
+    method, others = fields.pop("method", None), fields.keys() - DECIDED_BY_THE_GATE
+    if others or method is None:
+        has = f"has {', '.join(sorted(others))}" if others else "has none"
+        raise argparse.ArgumentTypeError(f"must name a method without a model of its own, but {has}; or say auto")
+    return str(method)
+
+
+def _knob(
+    default: Any,
+    text: str,
+    choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    read: Callable[[str], Any] | None = None,
+) -> Any:
+    """An option.
+
+    Args:
+        default: Its value if it is not given.
+        text: What it does.
+        choices: The values that it may have; empty for any of its type.
+        aliases: The names that other servers have for it.
+        read: Makes a value of a text, or raises argparse.ArgumentTypeError; None for what the type says.
+    """
+    metadata = {"help": text, "choices": choices, "aliases": aliases, "read": read}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +232,7 @@ class EngineConfig:
         "method in vLLM's JSON.",
         ("auto", "off", "ngram", "NGRAM", "suffix", "mtp", "NEXTN"),
         aliases=("speculative_algorithm", "speculative_config"),
+        read=speculative_method,
     )
     disable_radix_cache: bool = _knob(False, "Turns off the cache of prefixes, so that requests share no prefix.")
     disable_overlap_schedule: bool = _knob(

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import difflib
-import json
 import os
 import re
 import stat
@@ -29,14 +28,6 @@ KINDS = {
     tuple: "a text or a list of texts",
 }
 MAX_SHOWN = 80
-DECIDED_BY_THE_GATE = frozenset(
-    {"num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"}
-    | {
-        f"suffix_decoding_{name}"
-        for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
-    }
-)
-"""What vLLM lets its user choose of drafts without a model."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,27 +113,6 @@ def environment_keys(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[variable] for name, variable in KEY_VARIABLES.items() if variable in environment}
 
 
-def speculative_method(text: str) -> str:
-    """The value of `--speculative` that a JSON object of vLLM's `--speculative-config` means; else the text itself.
-
-    How many tokens are proposed is decided by what they are worth, so that vLLM's numbers for it have no effect.
-
-    Raises:
-        argparse.ArgumentTypeError: It is no such object, or has fields for a model of its own.
-    """
-    if not text.lstrip().startswith("{"):
-        return text
-    try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"must be a JSON object, but {error}; or say auto") from None
-    method, others = fields.pop("method", None), fields.keys() - DECIDED_BY_THE_GATE
-    if others or method is None:
-        has = f"has {', '.join(sorted(others))}" if others else "has none"
-        raise argparse.ArgumentTypeError(f"must name a method without a model of its own, but {has}; or say auto")
-    return str(method)
-
-
 def near_options(name: str, known: Collection[str]) -> str:
     """The part of a message that asks which options were meant; "" where none is like the given one."""
     longer = [each for each in sorted(known) if each.startswith(name)]
@@ -180,6 +150,11 @@ def read_options(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{where}{key} is given again after line {lines[name]}; leave one out")
         lines[name] = line
         found[name] = _value(node, hints[name], where + key)
+        if (read := fields[name].metadata["read"]) is not None:
+            try:
+                found[name] = read(found[name])
+            except argparse.ArgumentTypeError as error:
+                raise ConfigError(f"{where}{key} {error}") from None
         check_value(where + key, found[name], fields[name], hints[name])
     if found.keys() & KEY_VARIABLES.keys():
         file.require_that_only_its_owner_writes()

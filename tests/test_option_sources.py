@@ -50,6 +50,8 @@ class TestValues:
             ("queue-timeout: 5", {"queue_timeout": 5.0}),
             ("queue-timeout: 1e3", {"queue_timeout": 1000.0}),  # YAML 1.1 would say a text
             ("jump-forward: off", {"jump_forward": "off"}),  # YAML 1.1 would say false
+            ("speculative: off", {"speculative": "off"}),
+            ('speculative-config: \'{"method": "ngram"}\'', {"speculative": "ngram"}),
             ("reasoning-parser: none", {"reasoning_parser": "none"}),
             ("served-model-name: 1.10", {"served_model_name": "1.10"}),
             ("served-model-name: 2026-11-29", {"served_model_name": "2026-11-29"}),

@@ -146,7 +146,8 @@ class EngineCore:
         self.scheduler.table.check_integrity()  # one that lost count would use pages of other requests
         for output in outputs:
             self._num_generated += len(output.token_ids)
-            output.drafts = self._drafter.report(output.rid)
+            if self._drafter.has_reports:
+                output.drafts = self._drafter.report(output.rid)
             if output.finish is not None:
                 self.grammars.forget(output.rid)
                 self._drafter.end(output.rid)

@@ -33,8 +33,8 @@ MOST_AHEAD = 64
 PAST_TOKENS = 2**15
 """Tokens of past outputs of a namespace that are kept."""
 MOST_SCANNED, SEARCH = 2**18, 2**13
-"""Tokens of texts in which a step looks for repeats, which takes 0.1 ms, and as how many a search counts beside them: a
-step has 32 searches at most, of 30 µs each."""
+"""Tokens of texts in which a step looks for repeats, which takes 0.15 ms, and as how many a search counts beside them:
+a step has 32 searches at most, of 10 to 90 µs each."""
 UNLIKELY, PATIENCE, A_TOKEN = 0.3, 4, 8
 """After a search that found nothing with at least this chance, texts are searched again after so many tokens, or after
 one for so many requests if that is more. So a step has few searches, however many requests there are."""
@@ -334,6 +334,11 @@ class Drafter:
             for counts in (self._counts, report) if report else (self._counts,):
                 counts.proposed[source.label] = counts.proposed.get(source.label, 0) + 1
                 counts.taken[source.label] = counts.taken.get(source.label, 0) + (index < num_taken)
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether a live request that had drafts asked for a report."""
+        return bool(self._reports)
 
     def report(self, rid: str) -> DraftReport | None:
         """The drafts of a request so far, if it had some and asked for them."""

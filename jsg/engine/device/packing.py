@@ -86,8 +86,8 @@ def pack_forward(
         parts[PIECES].reshape(-1, key.num_rows)[:, : len(lens)] = ends - lens, lens, sources, targets, starts, is_known
     if has_drafts:
         parts[BEFORE][:num_tokens] = np.arange(num_tokens) - 1
-        is_new = [entry.running in batch.admitted for entry in batch.entries]
-        parts[BEFORE][ends - lens] = np.where(is_new, UNKNOWN, KEPT)
+        admitted = set(batch.admitted)
+        parts[BEFORE][ends - lens] = [UNKNOWN if entry.running in admitted else KEPT for entry in batch.entries]
     return packed
 
 

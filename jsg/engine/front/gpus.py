@@ -40,12 +40,8 @@ def device_groups(dp_size: int, tp_size: int, environment: Mapping[str, str] = o
             f"--dp-size {dp_size} needs to know the GPUs, but nvidia-smi lists none; name them in {VISIBLE}, or set "
             "JAX_PLATFORMS=cpu for engines that share the CPU"
         )
-    if len(names) < dp_size * tp_size:
-        where = f"{VISIBLE} names" if VISIBLE in environment else "this machine has"
-        raise ConfigError(
-            f"--dp-size {dp_size} with --tp-size {tp_size} needs {dp_size * tp_size} GPUs of one kind, but {where} "
-            f"{len(names)}; lower one of them"
-        )
+    wanted = f"--dp-size {dp_size} with --tp-size {tp_size} needs {dp_size * tp_size} GPUs of one kind"
+    _require(len(names) >= dp_size * tp_size, wanted, len(names), VISIBLE, environment)
     return [{VISIBLE: ",".join(names[i * tp_size : (i + 1) * tp_size])} for i in range(dp_size)]
 
 
@@ -76,14 +72,17 @@ def _chip_groups(dp_size: int, tp_size: int, environment: Mapping[str, str]) -> 
             f"--dp-size {dp_size} gives each engine 1, 2 or 4 chips of a TPU, but --tp-size {tp_size} needs {size}; "
             "change it, or start a server on each machine"
         )
-    if len(chips) < dp_size * size:
-        where = f"{CHIPS} names" if CHIPS in environment else "this machine has"
-        raise ConfigError(
-            f"--dp-size {dp_size} with --tp-size {tp_size} needs {dp_size * size} chips of a TPU, but {where} "
-            f"{len(chips)}; lower one of them"
-        )
+    wanted = f"--dp-size {dp_size} with --tp-size {tp_size} needs {dp_size * size} chips of a TPU"
+    _require(len(chips) >= dp_size * size, wanted, len(chips), CHIPS, environment)
     port = free_ports(count=dp_size)
     return [shown(chips[i * size : (i + 1) * size], port + i) for i in range(dp_size)]
+
+
+def _require(are_enough: bool, wanted: str, count: int, variable: str, environment: Mapping[str, str]) -> None:
+    """Raises ConfigError where a variable, or else the machine, has too few devices."""
+    if not are_enough:
+        where = f"{variable} names" if variable in environment else "this machine has"
+        raise ConfigError(f"{wanted}, but {where} {count}; lower one of them")
 
 
 def _group_names(count: int, environment: Mapping[str, str]) -> list[str]:

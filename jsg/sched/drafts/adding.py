@@ -69,10 +69,14 @@ def _worth(
     choice = gate.choose(num_rows, [each.chances for each in proposed], max_rows)
     gate.num_open += choice is not None
     gate.num_shut += choice is None and any(each.chances for each in proposed)
-    if num_rows < most_entries:  # there may be chunks, and shapes for many tokens have no rows for many drafts
-        likely = [sum(chance >= BESIDE_PROMPTS for chance in each.chances) for each in proposed if choice]
-        return [*map(max, sure, likely or sure)], buckets.max_rows
-    least = buckets.rows_worth(num_rows, num_rows + sum(sure), max_rows) if sum(sure) else 0
+    has_chunks = num_rows < most_entries  # there may be some, and shapes for many tokens have no rows for many drafts
+    if has_chunks:
+        least = buckets.max_rows
+    else:
+        least = buckets.rows_worth(num_rows, num_rows + sum(sure), max_rows) if sum(sure) else 0
     if choice is None:
         return sure, least
+    if has_chunks:
+        likely = [sum(chance >= BESIDE_PROMPTS for chance in each.chances) for each in proposed]
+        return [*map(max, sure, likely)], least
     return [*map(max, sure, choice.counts)], max(least, choice.num_rows)

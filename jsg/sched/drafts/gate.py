@@ -43,7 +43,7 @@ class Gate:
         to_measure: The shapes whose cost is not known yet, and the rows of drafts by the model itself.
         seconds: The costs of shapes that are known.
         repeat_seconds: By rows, what the model takes to draft one token of each.
-        is_wanted: Whether some request may have drafts that are not sure, so that the costs matter.
+        is_wanted: Whether some request may have drafts that are not sure. Otherwise none could gain.
         num_open: Steps in which drafts were worth it.
         num_shut: Steps in which some were proposed, and none was worth it.
     """
@@ -96,8 +96,8 @@ class Gate:
 
     def may_gain(self, num_rows: int, most_rows: int) -> bool:
         """Whether a step with so many requests could ever gain by drafts, if nearly all of them were right."""
-        if not self._drafted:
-            return True
+        if not self.is_wanted or not self._drafted:
+            return self.is_wanted
         key = num_rows, most_rows
         if self.is_open and key not in self._gains:
             self._gains[key] = self.choose(num_rows, [[0.95] * most_rows], most_rows) is not None

@@ -1,8 +1,8 @@
 """Texts that drafts are copied from: where the end of a text stood before, and what came after it there.
 
 No index is kept. The newest place where the longest end of a text repeats is found by comparing it with every place at
-once, which takes 11 µs for 32 000 tokens and needs no memory. An automaton of suffixes gives the same place; it would
-have to be built for each prompt first, and takes many times its memory.
+once, which takes 22 µs for 32 000 tokens, or 53 if the repeat is long, and needs no memory. An automaton of suffixes
+gives the same place; it would have to be built for each prompt first, and has up to two states for each token.
 """
 
 import collections

@@ -18,6 +18,7 @@ GPU = make_buckets(256, 8192, row_multiple=8)
 def gate_of(buckets: Buckets, seconds) -> Gate:
     """A gate that has measured `seconds(rows)` of every shape."""
     gate = Gate(buckets)
+    gate.is_wanted = True
     for key in [*gate.to_measure]:
         gate.note(key, seconds(key.num_rows))
     return gate
@@ -25,6 +26,7 @@ def gate_of(buckets: Buckets, seconds) -> Gate:
 
 def test_without_all_costs_only_what_is_sure_is_drafted():
     gate = Gate(CPU)
+    gate.is_wanted = True
     assert gate.to_measure and gate.choose(1, [[0.99, 0.98]], 128) is None and not gate.may_gain(1, 128)
     for key in [*gate.to_measure]:
         assert not gate.is_open
@@ -99,7 +101,9 @@ def test_the_model_drafts_as_many_tokens_as_are_worth_its_time():
 
 def test_in_deterministic_mode_drafts_cost_nothing():
     gate = Gate(make_deterministic_buckets(4, 64, 64))
-    assert gate.is_open and gate.may_gain(4, 64)
+    assert gate.is_open and not gate.may_gain(4, 64), "nobody wants drafts"
+    gate.is_wanted = True
+    assert gate.may_gain(4, 64)
     choice = gate.choose(2, [[0.5, 0.25, 0.12, 0.06], [0.9]], 64)
     assert choice is not None and choice.counts == (3, 1) and choice.num_rows == 64
 
