@@ -12,6 +12,9 @@ from jsg.types import Request, RequestOutput
 Sink = Callable[[RequestOutput | JsgError], None]
 """Takes the outputs of one request on the driver's thread. The last one has a finish, or is an error."""
 
+IDLE_POLL_S = 0.25
+"""How often the thread looks for programs that were compiled while nothing runs, until all are."""
+
 
 class Driver:
     """The only thread that touches the core. All other threads reach the core through a list of actions.
@@ -115,10 +118,10 @@ class Driver:
             self._end()
 
     def _act(self) -> None:
-        """Runs the actions in the list. Waits for one if the core has no work."""
+        """Runs the actions in the list. Waits for one if the core has no work, which it may get from its compiler."""
         with self._wake:
             while not (self._to_do or self._is_closing or self._core.has_work):
-                self._wake.wait()
+                self._wake.wait(None if self._core.is_settled else IDLE_POLL_S)
         while self._to_do:  # `append` and `pop` are atomic; only this thread pops
             self._to_do.pop(0)()
 

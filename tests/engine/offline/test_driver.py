@@ -26,11 +26,16 @@ class ScriptedCore(EngineCore):
         self.is_closed = False
         self.on_add: Callable[[Request], None] = lambda request: None
         self.overdue: list[Refusal] = []
+        self.has_settled = True
         self.gate.set()
 
     @property
     def has_work(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def is_settled(self) -> bool:
+        return self.has_settled
 
     def add(self, request: Request) -> None:
         self.on_add(request)
@@ -189,3 +194,15 @@ def test_the_end_of_a_request_is_the_last_thing_its_sink_hears(core: ScriptedCor
     assert ear.got_one.wait(WAIT_S)
     driver.call(lambda core: core.abort("a"))
     assert ear.heard == [end]
+
+
+def test_what_is_compiled_while_nothing_runs_is_run_although_nobody_asks_anything(core: ScriptedCore):
+    """The thread that compiles tells nobody. When it has ended, the driver waits for actions only."""
+    core.has_settled = False
+    driver = Driver(core)
+    assert not core.in_step.wait(0.01)
+    core.requests["a program that is ready"] = None  # pyright: ignore[reportArgumentType]
+    assert core.in_step.wait(WAIT_S)
+    core.requests.clear()
+    core.has_settled = True
+    driver.close()
