@@ -1,13 +1,24 @@
 """The vocabulary of a model: the bytes of each token, and which tokens are not text."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Self
 
 import numpy as np
 
+from jsg.constrained.files import FileForm
 from jsg.constrained.run.slices import make_slices, mask_of
 from jsg.constrained.run.trie import make_trie, sort_tokens
-from jsg.constrained.special_tokens import may_be_text, special_bytes
+from jsg.constrained.special_tokens import FIRST_BYTE, may_be_text, special_bytes
 from jsg.errors import GrammarError
+
+FORM = FileForm(
+    b"jsg.vocabulary",
+    1,
+    "a vocabulary",
+    (("size", "int64", 1), ("eos_ids", "int32", 1), ("text_start", "int32", 1), ("texts", "uint8", 1)),
+)
+"""`text_start` has int32[tokens + 1], where the bytes that grammars read for each token begin in `texts`."""
 
 
 class Vocabulary:
@@ -77,6 +88,33 @@ class Vocabulary:
         self.all_mask = mask_of(np.arange(self.size, dtype=np.int32), self.num_words)
         self.max_token_len = int(self.trie.depth.max())
         self.first_bytes = frozenset(self.trie.byte[self.trie.depth == 1].tolist())
+
+    def to_bytes(self) -> bytes:
+        """What masks depend on, as bytes for `from_bytes`, a file or a browser."""
+        text_start = np.array([0, *accumulate(map(len, self._texts))])
+        texts = np.frombuffer(b"".join(self._texts), np.uint8)
+        size, eos_ids = np.array([self.size]), np.array(self.eos_ids, np.int32)
+        return FORM.pack({"size": size, "eos_ids": eos_ids, "text_start": text_start, "texts": texts})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """A vocabulary with the masks of the one that wrote `to_bytes`. Tokens that no grammar reads have no bytes.
+
+        Raises:
+            ValueError: The bytes are damaged, of another version, or of something else.
+        """
+        arrays = FORM.unpack(data)
+        texts, text_start = arrays["texts"].tobytes(), arrays["text_start"]
+        try:
+            tokens = [texts[start:end] for start, end in pairwise(text_start.tolist())]
+            special = {i: text[1:-1].decode() for i, text in enumerate(tokens) if text[:1] == bytes((FIRST_BYTE,))}
+            (size,) = arrays["size"].tolist()
+            vocabulary = cls(tokens, special, arrays["eos_ids"].tolist(), size=size, special_names=special)
+            if vocabulary.to_bytes() != data:
+                raise ValueError("an offset or a text is wrong")
+        except (ValueError, GrammarError) as error:
+            raise FORM.damaged(error) from error
+        return vocabulary
 
     def text_of(self, token_id: int) -> bytes:
         """The bytes that a grammar reads for a token: its text, or `special_bytes` where a special token has a name."""
