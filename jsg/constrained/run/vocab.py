@@ -1,5 +1,6 @@
 """The vocabulary of a model: the bytes of each token, and which tokens are not text."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Self
@@ -7,8 +8,8 @@ from typing import Self
 import numpy as np
 
 from jsg.constrained.files import FileForm
-from jsg.constrained.run.slices import make_slices, mask_of
-from jsg.constrained.run.trie import make_trie, sort_tokens
+from jsg.constrained.run.slices import Slices, make_slices, mask_of
+from jsg.constrained.run.trie import MAX_TOKEN_BYTES, Trie, make_trie, sort_tokens
 from jsg.constrained.special_tokens import FIRST_BYTE, may_be_text, special_bytes
 from jsg.errors import GrammarError
 
@@ -35,8 +36,6 @@ class Vocabulary:
         eos_ids: Ids that end a text, ascending.
         size: The number of rows of the model's vocabulary; at least `len(tokens)`.
         num_words: The number of words of a mask, W. Token t is bit t & 31 of word t >> 5. Bits from `size` on are 0.
-        trie: All tokens that are text.
-        slices: Parts of these tokens that are often allowed together.
         eos_mask: uint32[W], the EOS ids.
         all_mask: uint32[W], every id below `size`.
         max_token_len: Bytes of the longest token that is text; 0 if there is none.
@@ -52,7 +51,7 @@ class Vocabulary:
         size: int | None = None,
         special_names: Mapping[int, str] | None = None,
     ):
-        """Sorts the tokens; 131 072 take about 0.3 s.
+        """Sorts nothing yet: the first use of the trie or the slices takes about 0.3 s for 131 072 tokens.
 
         Args:
             tokens: The bytes that each token adds to a text, by id; b"" for a token that adds no text.
@@ -79,15 +78,33 @@ class Vocabulary:
         self.special_ids = frozenset(self._checked(special_ids, "special_ids"))
         self.eos_ids = tuple(sorted(set(self._checked(eos_ids, "eos_ids"))))
         self._texts = self._texts_of(special_names or {})
-        ids = [i for i, text in enumerate(self._texts) if text]
-        in_order = sort_tokens(ids, [self._texts[i] for i in ids])
         self.num_words = (self.size + 31) // 32
-        self.trie = make_trie(in_order)
-        self.slices = make_slices(in_order, self.num_words)
         self.eos_mask = mask_of(np.array(self.eos_ids, np.int32), self.num_words)
         self.all_mask = mask_of(np.arange(self.size, dtype=np.int32), self.num_words)
-        self.max_token_len = int(self.trie.depth.max())
-        self.first_bytes = frozenset(self.trie.byte[self.trie.depth == 1].tolist())
+        self.max_token_len = max(map(len, self._texts))
+        self.first_bytes = frozenset(text[0] for text in self._texts if text)
+        if self.max_token_len > MAX_TOKEN_BYTES:
+            raise GrammarError(
+                f"a vocabulary with grammars may have tokens of at most {MAX_TOKEN_BYTES} bytes, but one has "
+                f"{self.max_token_len}; leave it out"
+            )
+
+    @functools.cached_property
+    def trie(self) -> Trie:
+        """All tokens that are text."""
+        return self._arranged[0]
+
+    @functools.cached_property
+    def slices(self) -> Slices:
+        """Parts of these tokens that are often allowed together."""
+        return self._arranged[1]
+
+    @functools.cached_property
+    def _arranged(self) -> tuple[Trie, Slices]:
+        # Sorting holds the interpreter for a tenth of a second, and a front only writes `to_bytes`.
+        ids = [i for i, text in enumerate(self._texts) if text]
+        in_order = sort_tokens(ids, [self._texts[i] for i in ids])
+        return make_trie(in_order), make_slices(in_order, self.num_words)
 
     def to_bytes(self) -> bytes:
         """What masks depend on, as bytes for `from_bytes`, a file or a browser."""
