@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
 
 from jsg.constrained.files import FileForm
 from jsg.constrained.run.slices import Slices, make_slices, mask_of
-from jsg.constrained.run.trie import MAX_TOKEN_BYTES, Trie, make_trie, sort_tokens
+from jsg.constrained.run.trie import MAX_TOKEN_BYTES, SortedTokens, Trie, make_trie, sort_tokens
 from jsg.constrained.special_tokens import FIRST_BYTE, may_be_text, special_bytes
 from jsg.errors import GrammarError
 
@@ -17,9 +17,15 @@ FORM = FileForm(
     b"jsg.vocabulary",
     1,
     "a vocabulary",
-    (("size", "int64", 1), ("eos_ids", "int32", 1), ("text_start", "int32", 1), ("texts", "uint8", 1)),
+    (
+        ("size", "int64", 1),
+        ("eos_ids", "int32", 1),
+        ("ids", "int32", 1),
+        ("text_start", "int32", 1),
+        ("texts", "uint8", 1),
+    ),
 )
-"""`text_start` has int32[tokens + 1], where the bytes that grammars read for each token begin in `texts`."""
+"""`ids` are the tokens that grammars read, in the order of their bytes, which begin in `texts` at `text_start`."""
 
 
 class Vocabulary:
@@ -101,17 +107,19 @@ class Vocabulary:
 
     @functools.cached_property
     def _arranged(self) -> tuple[Trie, Slices]:
-        # Sorting holds the interpreter for a tenth of a second, and a front only writes `to_bytes`.
-        ids = [i for i, text in enumerate(self._texts) if text]
-        in_order = sort_tokens(ids, [self._texts[i] for i in ids])
+        in_order = self._in_order()  # a front, which only writes `to_bytes`, needs no more
         return make_trie(in_order), make_slices(in_order, self.num_words)
+
+    def _in_order(self) -> SortedTokens:
+        ids = [i for i, text in enumerate(self._texts) if text]
+        return sort_tokens(ids, [self._texts[i] for i in ids])
 
     def to_bytes(self) -> bytes:
         """What masks depend on, as bytes for `from_bytes`, a file or a browser."""
-        text_start = np.array([0, *accumulate(map(len, self._texts))])
-        texts = np.frombuffer(b"".join(self._texts), np.uint8)
-        size, eos_ids = np.array([self.size]), np.array(self.eos_ids, np.int32)
-        return FORM.pack({"size": size, "eos_ids": eos_ids, "text_start": text_start, "texts": texts})
+        size, eos_ids, read = np.array([self.size]), np.array(self.eos_ids, np.int32), self._in_order()
+        return FORM.pack(
+            {"size": size, "eos_ids": eos_ids, "ids": read.ids, "text_start": read.start, "texts": read.data}
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -121,15 +129,17 @@ class Vocabulary:
             ValueError: The bytes are damaged, of another version, or of something else.
         """
         arrays = FORM.unpack(data)
-        texts, text_start = arrays["texts"].tobytes(), arrays["text_start"]
+        texts = arrays["texts"].tobytes()
         try:
-            tokens = [texts[start:end] for start, end in pairwise(text_start.tolist())]
-            special = {i: text[1:-1].decode() for i, text in enumerate(tokens) if text[:1] == bytes((FIRST_BYTE,))}
             (size,) = arrays["size"].tolist()
+            tokens = [b""] * size
+            for i, (start, end) in zip(arrays["ids"], pairwise(arrays["text_start"].tolist()), strict=True):
+                tokens[i] = texts[start:end]
+            special = {i: text[1:-1].decode() for i, text in enumerate(tokens) if text[:1] == bytes((FIRST_BYTE,))}
             vocabulary = cls(tokens, special, arrays["eos_ids"].tolist(), size=size, special_names=special)
             if vocabulary.to_bytes() != data:
-                raise ValueError("an offset or a text is wrong")
-        except (ValueError, GrammarError) as error:
+                raise ValueError("an id, an offset or a text is wrong")
+        except (ValueError, IndexError, GrammarError) as error:
             raise FORM.damaged(error) from error
         return vocabulary
 
