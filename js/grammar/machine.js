@@ -1,6 +1,7 @@
 /** The machine of a grammar (`jsg/constrained/run/machine.py` and `memory.py`): it calls kernels and gives them room. */
 
 import { GrammarError } from "./files.js";
+import { Region } from "./heap.js";
 
 /** @typedef {import("./heap.js").Place} Place */
 /** The state and the frame of each way to read a text, in pairs; frame -1 is the bottom. @typedef {Int32Array} Config */
@@ -8,7 +9,7 @@ import { GrammarError } from "./files.js";
 const LIMITS = { states: 100_000, stack: 1_000, heads: 256, bytes: 64 << 20, steps: 40_000_000 };
 const [STOPPED, DEAD, UNKNOWN] = [-(2 ** 30), -1, 0];
 const [STATES, ACTIONS, FRAMES, ENTRIES, DEPTHS, HEADS, FULL, LOWEST, FUEL] = [0, 2, 3, 4, 5, 6, 7, 9, 10];
-const [MAX_STACK, MAX_HEADS, FROZEN, FROZEN_DEPTH, FAILED, CALLED, NUM_COUNTERS] = [11, 12, 13, 14, 16, 19, 20];
+const [MAX_STACK, MAX_HEADS, FROZEN, FROZEN_DEPTH, FAILED, CALLED] = [11, 12, 13, 14, 16, 19];
 const [OUT_OF_FUEL, TOO_MUCH_WORK] = [7, 8];
 const [PARENT, RETURN, FRAME_LOOP, COUNT, MASK, SIBLING, DEPTH, FRAME_COLUMNS] = [0, 1, 2, 3, 4, 5, 6, 8];
 const [LOOP_MIN, LOOP_MAX, LOOP_REQUIRED, LOOP_COLUMNS, UNBOUNDED] = [0, 1, 3, 10, 2 ** 60];
@@ -22,44 +23,46 @@ const NAMES = Object.keys(ITEM_BYTES);
 const GROWING = [["trans", "states"], ["members"], ["actions"], ["frames"], ["entries"], ["heads"]];
 const [CHAR_NODES, ROOM_NODES, MAX_WORK, HINT_STEPS, MOST_CONTENTS] = [2048, 256, 1024, 10_000_000, 64];
 
+/** Frees what machines have made that nobody has any more. @type {FinalizationRegistry<Region[]>} */
+const dropped = new FinalizationRegistry((regions) => regions.forEach((region) => region.clear()));
+
 export class Machine {
   /** @type {Record<string, Place>} */
   #arrays = {};
-  /** What was made on the heap for a key since the last `clear`. @type {Map<unknown, any>} */
-  #made = new Map();
-  /** Whether the last question was refused for lack of room. */
-  needsRoom = false;
+  /** Sets of characters in this grammar's classes of bytes. @type {Map<Int16Array, any>} */
+  #spellings = new Map();
 
-  /** @param {import("./heap.js").Heap} heap @param {import("./tables.js").Tables} tables @param {number} maxTokenLen */
+  /** @param {import("./heap.js").Heap} heap @param {Awaited<ReturnType<import("./files.js").readTables>>} tables @param {number} maxTokenLen bytes of the longest token */
   constructor(heap, tables, maxTokenLen) {
-    this.heap = heap;
-    this.tables = tables;
-    this.maxTokenLen = maxTokenLen;
-    const base = heap.copy(tables.bytes).address;
-    const { numbers, ...places } = tables.places;
-    const arrays = Object.values(places).map((place) => ({ ...place, address: base + place.address }));
-    this.t = heap.record([...arrays, tables.start, tables.numRules, tables.maxPush]);
-    this.m = heap.record(NAMES.map(() => 0));
-    this.numClasses = places.sets.columns;
+    [this.heap, this.tables, this.maxTokenLen] = [heap, tables, maxTokenLen];
+    const { numbers, ...given } = tables.given;
+    const [fixed, memory] = [new Region(heap), new Region(heap)];
+    dropped.register(this, [fixed, memory]);
+    const base = fixed.copy(tables.bytes).address;
+    const arrays = Object.values(given).map(({ at, rows, columns }) => ({ address: base + at, rows, columns, itemBytes: 0 }));
+    this.t = fixed.record([...arrays, tables.start, tables.numRules, tables.maxPush]);
+    this.m = fixed.record(NAMES.map(() => 0));
+    this.memory = memory;
+    this.classes = /** @type {Uint8Array} */ (given.classes.data);
+    this.numClasses = given.sets.columns;
     const onlyByte = new Int16Array(this.numClasses).fill(-1);
-    tables.classes.forEach((klass, byte) => (onlyByte[klass] = tables.classes.indexOf(klass) < byte ? -1 : byte));
-    this.onlyByte = heap.copy(onlyByte);
-    this.end = heap.end;
+    this.classes.forEach((klass, byte) => (onlyByte[klass] = this.classes.indexOf(klass) < byte ? -1 : byte));
+    this.onlyByte = fixed.copy(onlyByte);
     this.clear();
   }
 
   /** Forgets all states and frames, so that all configurations become invalid. */
   clear() {
-    this.heap.release(this.end);
-    this.#made.clear();
-    const { positions, listStart, branches, loops } = this.tables.places;
+    this.memory.clear();
+    this.#spellings.clear();
+    const { positions, listStart, branches, loops } = this.tables.given;
     const levels = this.tables.numRules + branches.rows + loops.rows + 1;
     /** @type {Record<string, [number, number]>} */
     const shapes = {
       trans: [128, this.numClasses], states: [128, 4], members: [1024 + positions.rows, 1], actions: [1024, 1],
       frames: [128, FRAME_COLUMNS], stateIndex: [slotsOf(128), 1], frameIndex: [slotsOf(128), 1], entries: [64, 4],
       listState: [listStart.rows - 1, 1], marks: [positions.rows, 1], gather: [positions.rows, 1],
-      work: [MAX_WORK + levels, 2], ended: [64, 11], heads: [130, 65], counters: [NUM_COUNTERS, 1],
+      work: [MAX_WORK + levels, 2], ended: [64, 11], heads: [130, 65], counters: [20, 1],
     };
     for (const [name, [rows, columns]] of Object.entries(shapes)) this.#place(name, rows, columns);
     for (const name of ["stateIndex", "frameIndex", "listState"]) this.#free(name);
@@ -78,7 +81,7 @@ export class Machine {
 
   /** The configuration after these bytes; null if they may not come. @param {Config} config @param {Uint8Array} data */
   advance(config, data) {
-    const text = this.scratch("text", this.maxTokenLen, 1, 1);
+    const text = this.heap.scratch("text", this.maxTokenLen, 1, 1);
     this.heap.bytes.set(data, text.address);
     const row = this.#run("advance", config, 0, { ...text, rows: data.length });
     return row < 0 ? null : this.#config(row);
@@ -91,7 +94,7 @@ export class Machine {
 
   /** The forced bytes, as complete characters; only the first if all take too long. @param {Config} config @param {number} most */
   forcedRun(config, most) {
-    const [out, classes] = [this.scratch("forced", most, 1, 1), this.scratch("classes", this.numClasses, 1, 1)];
+    const [out, classes] = [this.heap.scratch("forced", most, 1, 1), this.heap.scratch("classes", this.numClasses, 1, 1)];
     const keep = this.#get(FRAMES);
     let size = 0;
     try {
@@ -102,7 +105,7 @@ export class Machine {
       this.#forgetFrames(keep);
     }
     const data = this.heap.bytes.slice(out.address, out.address + size);
-    const isInside = this.tables.classes.subarray(0x80, 0xc0).some((klass) => this.heap.bytes[classes.address + klass]);
+    const isInside = this.classes.subarray(0x80, 0xc0).some((klass) => this.heap.bytes[classes.address + klass]);
     if (!size || !isInside) return data;
     while (size && data[size - 1] >= 0x80 && data[size - 1] < 0xc0) size--; // the last character is incomplete
     return data.slice(0, size && data[size - 1] >= 0xc0 ? size - 1 : size);
@@ -110,8 +113,7 @@ export class Machine {
 
   /** Sets the bits of the tokens of a trie that may come. @param {Config} config @param {import("./vocabulary.js").Trie} trie @param {Place} mask @returns {number} how many frames were read, from the top */
   walk(config, trie, mask) {
-    const places = found(this.#made, trie, () => Object.values(trie).map((array) => this.heap.copy(array)));
-    return this.#tried("walk", config, 0, ...places, mask)[1];
+    return this.#tried("walk", config, 0, ...trie, mask)[1];
   }
 
   /** Names what the uppermost `depth` frames can mean to one token. @param {Config} config @param {number} depth */
@@ -122,8 +124,8 @@ export class Machine {
     let [contents, above] = [`${nearLimit}:`, frame];
     while (above >= 0 && this.#depth(above) > top - depth) {
       const [back, loop, count, sibling] = [RETURN, FRAME_LOOP, COUNT, SIBLING].map((i) => this.#frame(above, i));
-      const mask = this.heap.longs[(this.#arrays.frames.address >> 3) + above * FRAME_COLUMNS + MASK];
-      contents += [back, loop, mask, ...this.#countLeft(loop, count), sibling >= 0, ""];
+      const at = (this.#arrays.frames.address >> 2) + 2 * (above * FRAME_COLUMNS + MASK);
+      contents += [back, loop, ...this.heap.ints.subarray(at, at + 2), ...this.#countLeft(loop, count), sibling >= 0, ""];
       above = sibling >= 0 ? sibling : this.#frame(above, PARENT);
     }
     return depth > top ? `${contents}bottom` : contents;
@@ -169,28 +171,28 @@ export class Machine {
 
   /** Whether the states alone show that a byte may not come. @param {Config} config @param {number} byte */
   isDead(config, byte) {
-    const klass = this.tables.classes[byte];
+    const klass = this.classes[byte];
     if (config.some((state, i) => !(i & 1) && this.#code(state, klass) === UNKNOWN)) this.#run("expand_heads", config);
     return config.every((state, i) => i & 1 || this.#code(state, klass) === DEAD);
-  }
-
-  /** An array that a question writes, and no later one reads. @param {string} name @param {number} rows @param {number} columns @param {number} itemBytes @returns {Place} */
-  scratch(name, rows, columns, itemBytes) {
-    return found(this.#made, name, () => this.heap.array(rows, columns, itemBytes));
   }
 
   /** The result of a kernel for a configuration. Arrays that are full are enlarged. @param {string} kernel @param {Config | null} config @param {number} value @param {Place[]} operands */
   #run(kernel, config, value = 0, ...operands) {
     this.#set(FUEL, LIMITS.steps);
-    this.needsRoom = false;
     for (;;) {
       this.#set(FULL, -1);
       this.#set(CALLED, this.#get(CALLED) + 1);
       if (config) this.heap.ints.set([config.length / 2, ...config], this.#arrays.heads.address >> 2);
-      const result = this.heap.call(kernel, this.t, this.m, value, operands);
+      const result = this.#call(kernel, value, operands);
       if (result !== STOPPED) return result;
       this.#makeRoom(this.#get(FULL));
     }
+  }
+
+  /** @param {string} kernel @param {number} value @param {Place[]} operands @returns {number} */
+  #call(kernel, value = 0, operands = []) {
+    for (let i = 0; i < operands.length; i++) this.heap.setField(this.heap.operands, i, operands[i]);
+    return this.heap.kernels[kernel](this.t, this.m, value, this.heap.operands);
   }
 
   /** The result of a kernel, and how many open frames it read. Forgets the frames that it made. @param {string} kernel @param {Config} config @param {number} value @param {Place[]} operands @returns {[number, number]} */
@@ -214,7 +216,6 @@ export class Machine {
     if (which === TOO_MUCH_WORK || (which === HEADS && heads.columns > 2 * LIMITS.heads)) {
       throw new GrammarError(`a text may be read in at most ${LIMITS.heads} ways at once, but this one can be read in more`);
     }
-    this.needsRoom = true;
     const larger = Object.fromEntries(NAMES.map((name) => [name, { ...this.#arrays[name] }]));
     for (const name of GROWING[Math.min(which, DEPTHS)]) larger[name].rows *= which === HEADS ? 1 : 2;
     if (which === HEADS) larger.heads.columns = 2 * heads.columns - 1;
@@ -228,8 +229,7 @@ export class Machine {
       const { address, rows, columns, itemBytes } = this.#arrays[name];
       if (rows === larger[name].rows && columns === larger[name].columns) continue;
       this.#place(name, larger[name].rows, larger[name].columns);
-      if (which === ENTRIES) continue; // these are only a memo
-      for (let row = 0; row < rows; row++) {
+      for (let row = 0; row < rows && which !== ENTRIES; row++) { // entries are only a memo
         const [from, to] = [columns, larger[name].columns].map((width) => row * width * itemBytes);
         this.heap.bytes.copyWithin(this.#arrays[name].address + to, address + from, address + from + columns * itemBytes);
       }
@@ -238,12 +238,12 @@ export class Machine {
     if (which === ENTRIES) this.#set(ENTRIES, 0);
     this.#free("stateIndex");
     this.#free("frameIndex");
-    this.heap.call("rebuild_indexes", this.t, this.m, 0, []);
+    this.#call("rebuild_indexes");
   }
 
   /** Makes an array and tells kernels of it. @param {string} name @param {number} rows @param {number} columns */
   #place(name, rows, columns) {
-    this.#arrays[name] = this.heap.array(rows, columns, /** @type {any} */ (ITEM_BYTES)[name]);
+    this.#arrays[name] = this.memory.array(rows, columns, /** @type {any} */ (ITEM_BYTES)[name]);
     this.heap.setField(this.m, NAMES.indexOf(name), this.#arrays[name]);
   }
 
@@ -255,7 +255,7 @@ export class Machine {
 
   /** @param {number} keep */
   #forgetFrames(keep) {
-    if (this.#get(FRAMES) > keep) this.heap.call("forget_frames", this.t, this.m, keep, []);
+    if (this.#get(FRAMES) > keep) this.#call("forget_frames", keep);
   }
 
   /** Whether no head can read one of these classes, as is already known. @param {Config} config @param {Int32Array} firsts */
@@ -266,7 +266,7 @@ export class Machine {
   /** How far a count is from both bounds of its loop. Distances that no token can cross are equal. @param {number} loop @param {number} count */
   #countLeft(loop, count) {
     if (loop < 0) return [];
-    const column = (/** @type {number} */ i) => Number(this.tables.loops[loop * LOOP_COLUMNS + i]);
+    const column = (/** @type {number} */ i) => Number(this.tables.given.loops.data[loop * LOOP_COLUMNS + i]);
     const least = Math.min(Math.max(column(LOOP_MIN) - count, 0), this.maxTokenLen + 2);
     const most = Math.min(column(LOOP_MAX) - count, this.maxTokenLen + 2 + column(LOOP_REQUIRED));
     return [least, column(LOOP_MAX) === UNBOUNDED ? -1 : most];
@@ -279,10 +279,10 @@ export class Machine {
 
   /** A set of characters in this grammar's classes of bytes, and the states for which `acceptsAll` is known. @param {Int16Array} chars */
   #spelled(chars) {
-    return found(this.#made, chars, () => {
-      const [starts, spelled] = [this.heap.array(chars.length / 256 + 1, 1, 4), this.heap.array(chars.length, 1, 4)];
-      const given = { ...this.heap.copy(chars), rows: chars.length / 256, columns: 256 };
-      spelled.rows = this.heap.call("spell", this.t, this.m, 0, [given, starts, spelled]);
+    return found(this.#spellings, chars, () => {
+      const [starts, spelled] = [this.memory.array(chars.length / 256 + 1, 1, 4), this.memory.array(chars.length, 1, 4)];
+      const given = { ...this.memory.copy(chars), rows: chars.length / 256, columns: 256 };
+      spelled.rows = this.#call("spell", 0, [given, starts, spelled]);
       const at = spelled.address >> 2;
       const firsts = this.heap.ints.slice(at, at + this.heap.ints[(starts.address >> 2) + 1]).map((step) => step & 255);
       return { starts, spelled, firsts, known: new Map() };
@@ -292,8 +292,8 @@ export class Machine {
   /** This many nodes for `acceptsAll` and `textRoom`, and the hash table of the nodes. @param {number} rows */
   #nodes(rows) {
     const columns = 2 + 2 * this.#get(MAX_HEADS);
-    const nodes = this.scratch(`${rows} nodes of ${columns}`, rows, columns, 4);
-    return { nodes, slots: this.scratch(`slots of ${rows}`, 2 * rows, 1, 4) };
+    const nodes = this.heap.scratch(`${rows} nodes of ${columns}`, rows, columns, 4);
+    return { nodes, slots: this.heap.scratch(`slots of ${rows}`, 2 * rows, 1, 4) };
   }
 
   /** The heads in a row. @param {number} row @returns {Config} */
