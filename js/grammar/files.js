@@ -1,121 +1,97 @@
 /** The files that jsg exports (`jsg/constrained/files.py`). Kernels check no index, so everything is checked here. */
 
+import * as py from "./dist/layout.js";
+
+const HEADER_BYTES = 56; // kind, version, digest
+const TYPES = { uint8: Uint8Array, int32: Int32Array, int64: BigInt64Array };
+
 /** An array of a file, and where it begins. @typedef {{at: number, rows: number, columns: number, data: any}} Given */
-/** @typedef {{kind: string, version: number, what: string, arrays: [string, any][]}} Form */
+/** @typedef {Record<string, Given>} Arrays */
 
-/** @type {Form} */
-const GRAMMAR = {
-  kind: "jsg.grammar",
-  version: 4,
-  what: "a compiled grammar",
-  arrays: [
-    ["numbers", BigInt64Array], ["classes", Uint8Array], ["sets", Uint8Array], ["positions", Int32Array],
-    ["listStart", Int32Array], ["listItems", Int32Array], ["loops", BigInt64Array], ["branches", BigInt64Array],
-    ["ruleEnds", Int32Array],
-  ],
-};
-/** @type {Form} */
-const VOCABULARY = {
-  kind: "jsg.vocabulary",
-  version: 1,
-  what: "a vocabulary",
-  arrays: [
-    ["size", BigInt64Array], ["eosIds", Int32Array], ["ids", Int32Array], ["textStart", Int32Array], ["texts", Uint8Array],
-  ],
-};
-const [KIND_BYTES, DIGEST_AT, HEADER_BYTES, SHAPE_BYTES] = [16, 24, 56, 16];
-const [KIND, ARGUMENT, SET, FOLLOW, END_RULE] = [0, 1, 2, 3, 3];
-const [BRANCHES, BRANCHES_END, SEPARATOR_KIND, FIRST_END, NO_SEPARATOR] = [4, 5, 7, 9, 0];
-const MAX_TOKEN_BYTES = 65_535;
-
-/** What a file, or what a grammar asks for, must be and is not. */
+/** What a file is not and must be, or what a grammar asks for and cannot have. */
 export class GrammarError extends Error {
   name = "GrammarError";
 }
 
-/** The arrays of a file by name, and its bytes. @param {Uint8Array | ArrayBuffer} file @param {Form} form */
-async function read(file, { kind, version, what, arrays }) {
+/** The bytes of a file, and its arrays. @param {Uint8Array | ArrayBuffer} file @param {any} form */
+async function read(file, form) {
   const bytes = new Uint8Array(file).slice(); // nobody changes this copy, and it begins at a multiple of 8
-  const view = new DataView(bytes.buffer);
-  const begin = new TextDecoder("latin1").decode(bytes.subarray(0, KIND_BYTES));
-  if (begin !== kind.padEnd(KIND_BYTES, "\0") || bytes.length < HEADER_BYTES) {
-    throw new GrammarError(`${what} must begin with "${kind}", but this begins with ${JSON.stringify(begin)}`);
+  const kind = new TextDecoder("latin1").decode(bytes.subarray(0, 16));
+  if (kind !== form.kind.padEnd(16, "\0") || bytes.length < HEADER_BYTES) {
+    throw new GrammarError(`${form.what} must begin with "${form.kind}", but this begins with ${JSON.stringify(kind)}`);
   }
-  const found = view.getBigInt64(KIND_BYTES, true);
-  if (found !== BigInt(version)) {
-    throw new GrammarError(`${what} must be of version ${version}, but this is of version ${found}; export it again`);
+  const view = new DataView(bytes.buffer);
+  const long = (/** @type {number} */ at) => Number(view.getBigInt64(at, true));
+  if (long(16) !== form.version) {
+    throw new GrammarError(`${form.what} must be of version ${form.version}, but this is of version ${long(16)}`);
   }
   if (!globalThis.crypto?.subtle) throw new GrammarError("a page must come over HTTPS or from localhost to check digests");
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes.subarray(HEADER_BYTES)));
-  let at = digest.every((byte, i) => byte === bytes[DIGEST_AT + i]) ? HEADER_BYTES : Infinity;
-  const given = /** @type {Record<string, Given>} */ ({});
-  for (const [name, type] of arrays) {
-    if (at + SHAPE_BYTES > bytes.length) throw damaged(what);
-    const [rows, columns] = [Number(view.getBigInt64(at, true)), Number(view.getBigInt64(at + 8, true))];
-    const end = at + SHAPE_BYTES + Math.ceil((rows * columns * type.BYTES_PER_ELEMENT) / 8) * 8;
-    if (rows < 0 || columns < 0 || end > bytes.length) throw damaged(what);
-    const data = new type(bytes.buffer, at + SHAPE_BYTES, rows * columns);
-    given[name] = { at: at + SHAPE_BYTES, rows, columns, data };
-    at = end;
+  check(form, digest.every((byte, i) => byte === bytes[24 + i]));
+  const arrays = /** @type {Arrays} */ ({});
+  let end = HEADER_BYTES;
+  for (const [name, type, axes] of form.arrays) {
+    check(form, end + 16 <= bytes.length);
+    const [at, rows, columns, Type] = [end + 16, long(end), long(end + 8), TYPES[/** @type {"uint8"} */ (type)]];
+    end = at + Math.ceil((rows * columns * Type.BYTES_PER_ELEMENT) / 8) * 8;
+    check(form, rows >= 0 && columns >= 0 && end <= bytes.length && (columns === 1 || axes === 2));
+    arrays[name] = { at, rows, columns, data: new Type(bytes.buffer, at, rows * columns) };
   }
-  if (at !== bytes.length) throw damaged(what);
-  return { bytes, given };
+  check(form, end === bytes.length);
+  return { bytes, arrays };
 }
 
-/** The tables of a grammar (`jsg/constrained/tables.py`). @param {Uint8Array | ArrayBuffer} file */
+/** A compiled grammar (`tables.py`). @param {Uint8Array | ArrayBuffer} file */
 export async function readTables(file) {
-  const { bytes, given } = await read(file, GRAMMAR);
-  const { numbers, classes, sets, positions, listStart, listItems, loops, branches, ruleEnds } = given;
+  const { bytes, arrays } = await read(file, py.GRAMMAR);
+  const { numbers, classes, sets, positions, list_start, list_items, loops, branches, rule_ends } = arrays;
   const [start, numRules, maxPush] = Array.from(numbers.data, Number);
-  const numLists = listStart.rows - 1;
-  const kindBounds = [1, numLists, loops.rows, 1, branches.rows, loops.rows, 1];
-  let isSound =
-    [numbers, classes, listStart, listItems, ruleEnds].every(({ columns }) => columns === 1) &&
-    [numbers.rows, classes.rows, positions.columns, loops.columns, branches.columns].join() === "3,256,4,10,2" &&
-    sets.columns <= 256 && ruleEnds.rows === numLists && positions.data[0] === END_RULE &&
-    start >= 0 && start < numLists && maxPush >= 0 && maxPush <= positions.rows && numRules >= 0 && numRules < 2 ** 31 &&
-    listStart.data[0] === 0 && listStart.data[numLists] === listItems.rows &&
-    within(classes, 0, sets.columns) && within(listItems, 0, positions.rows) && within(ruleEnds, 0, positions.rows) &&
-    within(positions, KIND, kindBounds.length) && within(positions, SET, sets.rows) && within(positions, FOLLOW, numLists) &&
-    within(branches, 0, numLists) && within(loops, BRANCHES, branches.rows) && within(loops, SEPARATOR_KIND, 3) &&
-    within(loops, BRANCHES_END, branches.rows + 1) && within(loops, FIRST_END, positions.rows);
-  for (let i = 0; i < numLists; i++) isSound &&= listStart.data[i] <= listStart.data[i + 1];
-  for (let i = 0; i < positions.data.length; i += positions.columns) {
-    const argument = positions.data[i + ARGUMENT];
-    isSound &&= argument >= 0 && argument < kindBounds[positions.data[i + KIND]];
+  const [starts, numLists] = [list_start.data, list_start.rows - 1];
+  const bounds = [1, numLists, loops.rows, 1, branches.rows, loops.rows, 1]; // of the argument of each kind of position
+  const shapes = [numbers.rows, classes.rows, positions.columns, loops.columns, branches.columns, rule_ends.rows];
+  check(py.GRAMMAR, shapes.join() === `3,256,4,10,2,${numLists}` && sets.columns <= 256);
+  check(py.GRAMMAR, start >= 0 && start < numLists && numRules >= 0 && numRules < 2 ** 31);
+  check(py.GRAMMAR, maxPush >= 0 && maxPush <= positions.rows && positions.data[py.KIND] === py.END_RULE);
+  check(py.GRAMMAR, starts[0] === 0 && starts[numLists] === list_items.rows);
+  for (const [array, column, bound] of /** @type {[Given, number, number][]} */ ([
+    [classes, 0, sets.columns], [list_items, 0, positions.rows], [rule_ends, 0, positions.rows],
+    [positions, py.KIND, bounds.length], [positions, py.SET, sets.rows], [positions, py.FOLLOW, numLists],
+    [branches, py.BRANCH_LIST, numLists], [loops, py.BRANCHES, branches.rows], [loops, py.BRANCHES_END, branches.rows + 1],
+    [loops, py.SEPARATOR_KIND, 3], [loops, py.FIRST_END, positions.rows],
+  ])) check(py.GRAMMAR, isWithin(array, column, bound)); // prettier-ignore
+  for (let i = 0; i < numLists; i++) check(py.GRAMMAR, starts[i] <= starts[i + 1]);
+  for (let i = 0; i < positions.data.length; i += 4) {
+    const argument = positions.data[i + py.ARGUMENT];
+    check(py.GRAMMAR, argument >= 0 && argument < bounds[positions.data[i + py.KIND]]);
   }
-  for (let i = 0; i < loops.data.length; i += loops.columns) {
-    const [begin, end, separator, kind, , first] = Array.from(loops.data.subarray(i + BRANCHES, i + loops.columns), Number);
-    isSound &&= begin < end && first + end - begin < positions.rows;
-    isSound &&= kind === NO_SEPARATOR || (separator >= 0 && separator < numLists);
+  for (let i = 0; i < loops.data.length; i += 10) {
+    const loop = Array.from(loops.data.subarray(i, i + 10), Number);
+    const [size, separator] = [loop[py.BRANCHES_END] - loop[py.BRANCHES], loop[py.SEPARATOR]];
+    check(py.GRAMMAR, size > 0 && loop[py.FIRST_END] + size < positions.rows);
+    check(py.GRAMMAR, loop[py.SEPARATOR_KIND] === py.NO_SEPARATOR || (separator >= 0 && separator < numLists));
   }
-  if (!isSound) throw damaged(GRAMMAR.what);
-  return { bytes, given, start, numRules, maxPush };
+  return { bytes, arrays, start, numRules, maxPush };
 }
 
-/** The tokens of a model (`jsg/constrained/run/vocab.py`). @param {Uint8Array | ArrayBuffer} file */
+/** The tokens of a model (`vocab.py`). @param {Uint8Array | ArrayBuffer} file */
 export async function readVocabulary(file) {
-  const { size, eosIds, ids, textStart, texts } = (await read(file, VOCABULARY)).given;
-  const numRows = Number(size.data[0]);
-  let isSound =
-    [size, eosIds, ids, textStart, texts].every(({ columns }) => columns === 1) &&
-    numRows > 0 && numRows < 2 ** 31 && textStart.rows === ids.rows + 1 && textStart.data[0] === 0 &&
-    textStart.data[ids.rows] === texts.rows && within(ids, 0, numRows) && within(eosIds, 0, numRows);
+  const { size, eos_ids, ids, text_start, texts } = (await read(file, py.VOCABULARY)).arrays;
+  const [numRows, start] = [Number(size.data[0]), text_start.data];
+  check(py.VOCABULARY, numRows > 0 && numRows < 2 ** 31 && isWithin(ids, 0, numRows) && isWithin(eos_ids, 0, numRows));
+  check(py.VOCABULARY, start.length === ids.rows + 1 && start[0] === 0 && start[ids.rows] === texts.rows);
   for (let i = 0; i < ids.rows; i++) {
-    const length = textStart.data[i + 1] - textStart.data[i];
-    isSound &&= length > 0 && length <= MAX_TOKEN_BYTES;
+    check(py.VOCABULARY, start[i] < start[i + 1] && start[i + 1] - start[i] <= py.MAX_TOKEN_BYTES);
   }
-  if (!isSound) throw damaged(VOCABULARY.what);
-  return { size: numRows, eosIds: eosIds.data, ids: ids.data, start: textStart.data, texts: texts.data };
+  return { size: numRows, eosIds: eos_ids.data, ids: ids.data, start, texts: texts.data };
 }
 
-/** Whether all numbers of a column are in [0, bound). @param {Given} given @param {number} column @param {number} bound */
-function within({ data, columns }, column, bound) {
+/** Whether all numbers of a column are in [0, bound). @param {Given} array @param {number} column @param {number} bound */
+function isWithin({ data, columns }, column, bound) {
   for (let i = column; i < data.length; i += columns) if (data[i] < 0 || data[i] >= bound) return false;
   return true;
 }
 
-/** @param {string} what */
-function damaged(what) {
-  return new GrammarError(`the bytes of ${what} are damaged; export it again`);
+/** @param {{what: string}} form @param {boolean} isSound */
+function check({ what }, isSound) {
+  if (!isSound) throw new GrammarError(`the bytes of ${what} are damaged; export it again`);
 }

@@ -1,5 +1,7 @@
 /** The memory that kernels see: a stack, and arrays above it. All grammars of a vocabulary share one. */
 
+import * as py from "./dist/layout.js";
+
 const STACK_BYTES = 1 << 16;
 const PAGE_BYTES = 1 << 16;
 const [MAX_ARRAYS, FIELD_BYTES] = [8, 24]; // a field of a record is an int, or an address and the lengths of two axes
@@ -7,7 +9,7 @@ const [MAX_ARRAYS, FIELD_BYTES] = [8, 24]; // a field of a record is an int, or 
 /** An array of the heap. @typedef {{address: number, rows: number, columns: number, itemBytes: number}} Place */
 
 export class Heap {
-  #memory = new WebAssembly.Memory({ initial: 2 });
+  #memory = new WebAssembly.Memory({ initial: 256 });
   #end = STACK_BYTES;
   /** Addresses of blocks that are free, by their size. @type {Map<number, number[]>} */
   #free = new Map();
@@ -18,58 +20,28 @@ export class Heap {
   constructor(module) {
     const stack = new WebAssembly.Global({ value: "i32", mutable: true }, STACK_BYTES);
     const env = { __linear_memory: this.#memory, __stack_pointer: stack };
-    /** @type {any} */
-    this.kernels = new WebAssembly.Instance(module, { env }).exports;
-    this.see();
+    this.run = /** @type {any} */ (new WebAssembly.Instance(module, { env }).exports.run);
+    this.#see();
     this.shared = new Region(this);
     this.operands = this.shared.array(MAX_ARRAYS, 1, FIELD_BYTES).address;
   }
 
-  /** The address of a block of this many bytes, a power of two; all are zero. @param {number} size */
-  take(size) {
-    const known = this.#free.get(size)?.pop();
-    if (known !== undefined) {
-      this.bytes.fill(0, known, known + size);
-      return known;
-    }
-    this.#end += size;
-    const missing = this.#end - this.bytes.length;
-    if (missing > 0) this.#memory.grow(Math.ceil(Math.max(missing, this.bytes.length / 4) / PAGE_BYTES));
-    if (missing > 0) this.see();
-    return this.#end - size;
-  }
-
-  /** @param {number} address @param {number} size */
-  give(address, size) {
-    const addresses = this.#free.get(size) ?? [];
-    this.#free.set(size, addresses);
-    addresses.push(address);
-  }
-
-  /** An array that a question writes, and no later one reads. @param {string} name @param {number} rows @param {number} columns @param {number} itemBytes */
-  scratch(name, rows, columns, itemBytes) {
-    const place = this.#scratch.get(name) ?? this.shared.array(rows, columns, itemBytes);
-    this.#scratch.set(name, place);
-    return place;
+  /** The result of a kernel. @param {number} t @param {number} m @param {string} kernel @param {number} value @param {Place[]} operands @returns {number} */
+  call(t, m, kernel, value, operands) {
+    for (let i = 0; i < operands.length; i++) this.setField(this.operands, i, operands[i]);
+    return this.run(/** @type {any} */ (py.KERNELS)[kernel], t, m, value, this.operands);
   }
 
   /** @param {number} record @param {number} number @param {Place | number} field */
   setField(record, number, field) {
-    const at = (record + number * FIELD_BYTES) >> 2; // words have 64 bits, and their upper halves stay 0
-    this.ints[at] = typeof field === "number" ? field : field.address;
-    this.ints[at + 2] = typeof field === "number" ? 0 : field.rows;
-    this.ints[at + 4] = typeof field === "number" ? 0 : field.columns;
+    const { address, rows, columns } = typeof field === "number" ? { address: field, rows: 0, columns: 0 } : field;
+    const at = (record + number * FIELD_BYTES) >> 2; // words have 64 bits, of which the upper half stays 0
+    [this.ints[at], this.ints[at + 2], this.ints[at + 4]] = [address, rows, columns];
   }
 
-  /** An int of 64 bits, exact up to 2^53. @param {number} address */
-  long(address) {
-    return (this.ints[address >> 2] >>> 0) + this.ints[(address >> 2) + 1] * 2 ** 32;
-  }
-
-  /** @param {number} address @param {number} value */
-  setLong(address, value) {
-    this.ints[address >> 2] = value;
-    this.ints[(address >> 2) + 1] = Math.floor(value / 2 ** 32);
+  /** An array that a question writes, and no later one reads. @param {string} name @param {number} rows @param {number} columns @param {number} itemBytes */
+  scratch(name, rows, columns, itemBytes) {
+    return found(this.#scratch, name, () => this.shared.array(rows, columns, itemBytes));
   }
 
   /** The items of an array, until the heap grows. @param {Place} place @param {any} type */
@@ -77,9 +49,26 @@ export class Heap {
     return new type(this.#memory.buffer, address, rows * columns);
   }
 
-  see() {
-    this.bytes = new Uint8Array(this.#memory.buffer);
-    this.ints = new Int32Array(this.#memory.buffer);
+  /** The address of a block of zeros. @param {number} size bytes, a power of two */
+  take(size) {
+    const known = this.#free.get(size)?.pop();
+    if (known !== undefined) this.bytes.fill(0, known, known + size);
+    if (known !== undefined) return known;
+    this.#end += size;
+    const missing = this.#end - this.bytes.length;
+    if (missing > 0) this.#memory.grow(Math.ceil(Math.max(missing, this.bytes.length / 4) / PAGE_BYTES));
+    if (missing > 0) this.#see();
+    return this.#end - size;
+  }
+
+  /** @param {number} address @param {number} size */
+  give(address, size) {
+    found(this.#free, size, () => /** @type {number[]} */ ([])).push(address);
+  }
+
+  #see() {
+    [this.bytes, this.ints] = [new Uint8Array(this.#memory.buffer), new Int32Array(this.#memory.buffer)];
+    this.longs = new BigInt64Array(this.#memory.buffer);
   }
 }
 
@@ -101,14 +90,14 @@ export class Region {
     return { address, rows, columns, itemBytes };
   }
 
-  /** @param {{length: number, buffer: ArrayBufferLike, byteOffset: number, byteLength: number, BYTES_PER_ELEMENT: number}} given */
+  /** A copy as a vector. @param {any} given a typed array */
   copy(given) {
     const made = this.array(given.length, 1, given.BYTES_PER_ELEMENT);
     this.heap.bytes.set(new Uint8Array(given.buffer, given.byteOffset, given.byteLength), made.address);
     return made;
   }
 
-  /** The address of a record of arrays and ints. @param {(Place | number)[]} fields */
+  /** The address of a record. @param {(Place | number)[]} fields */
   record(fields) {
     const { address } = this.array(fields.length, 1, FIELD_BYTES);
     fields.forEach((field, i) => this.heap.setField(address, i, field));
@@ -116,7 +105,12 @@ export class Region {
   }
 
   clear() {
-    for (const [address, size] of this.#blocks) this.heap.give(address, size);
-    this.#blocks.length = 0;
+    for (const [address, size] of this.#blocks.splice(0)) this.heap.give(address, size);
   }
+}
+
+/** The value of a key, made if it is missing. @template K, V @param {Map<K, V>} map @param {K} key @param {() => V} made @returns {V} */
+export function found(map, key, made) {
+  if (!map.has(key)) map.set(key, made());
+  return /** @type {V} */ (map.get(key));
 }

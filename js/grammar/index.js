@@ -6,6 +6,7 @@
  *     matcher.mask(); matcher.accept(token); matcher.forced(); matcher.isComplete; matcher.rollback(1);
  */
 
+import * as py from "./dist/layout.js";
 import { GrammarError, readTables } from "./files.js";
 import { Machine } from "./machine.js";
 import { MaskCache } from "./masks.js";
@@ -19,11 +20,6 @@ export { GrammarError };
  * @property {Config | null} config @property {boolean} isComplete @property {Map<number, Place | null>} next
  * @property {Uint32Array | null} mask @property {Uint8Array | null} forced */
 
-const MAX_FORCED_BYTES = 4096;
-const MAX_CHAR_BYTES = 4;
-const MEMO_BYTES = 32 << 20;
-const BYTES_PER_PLACE = 700;
-const FULL = 0.5;
 const SPECIAL_BYTE = 0xff; // begins a special token, as no text does
 
 /** @type {Promise<WebAssembly.Module> | undefined} */
@@ -56,7 +52,7 @@ class Grammar {
   #places = new Map();
   #numBytes = 0;
   /** Above this share of what the machine may make, everything is forgotten. */
-  fullest = FULL;
+  fullest = py._FULL;
   /** Grows when all places are forgotten. */
   age = 0;
 
@@ -81,11 +77,11 @@ class Grammar {
     const config = place.config && text.length ? this.machine.advance(place.config, text) : null;
     if (!config) return null;
     const after = this.at(config);
-    this.#numBytes += BYTES_PER_PLACE;
+    this.#numBytes += py._BYTES_PER_PLACE;
     // What is forced after a token is the rest of what was forced before it, if that was not cut off.
     const { forced } = place;
     const isRest = forced && forced.length > text.length && text.every((byte, i) => byte === forced[i]);
-    if (isRest && forced.length <= MAX_FORCED_BYTES - MAX_CHAR_BYTES) after.forced ??= forced.subarray(text.length);
+    if (isRest && forced.length <= py.MAX_FORCED_BYTES - py._MAX_CHAR_BYTES) after.forced ??= forced.subarray(text.length);
     place.next.set(id, after);
     return after;
   }
@@ -97,7 +93,7 @@ class Grammar {
 
   /** @param {Place} place */
   forced(place) {
-    return (place.forced ??= this.machine.forcedRun(/** @type {Config} */ (place.config), MAX_FORCED_BYTES));
+    return (place.forced ??= this.machine.forcedRun(/** @type {Config} */ (place.config), py.MAX_FORCED_BYTES));
   }
 
   /** The place of a configuration. @param {Config} config */
@@ -114,7 +110,7 @@ class Grammar {
   /** Forgets everything if too much is remembered. Matchers then read their tokens again. */
   bound() {
     const numBytes = this.#numBytes + this.masks.size * this.vocabulary.numWords * 4;
-    if (numBytes > MEMO_BYTES || this.machine.fullness > this.fullest) this.#forget();
+    if (numBytes > py.MEMO_BYTES || this.machine.fullness > this.fullest) this.#forget();
   }
 
   #forget() {
@@ -213,7 +209,7 @@ class Matcher {
         this.#passed.push(/** @type {Place} */ (place.next.get(token) ?? grammar.step(place, token)));
       }
       // Where the text needs much itself, half of the room that it leaves is used before everything is forgotten again.
-      grammar.fullest = Math.max(FULL, (1 + grammar.machine.fullness) / 2);
+      grammar.fullest = Math.max(py._FULL, (1 + grammar.machine.fullness) / 2);
     }
     return this.#passed[this.#passed.length - 1];
   }

@@ -1,12 +1,10 @@
 /** Which tokens may come next (`jsg/constrained/run/mask_cache.py`). */
 
+import * as py from "./dist/layout.js";
 import { GrammarError } from "./files.js";
-import { LONG_CHARS, SHORT_CHARS } from "./vocabulary.js";
+import { found } from "./heap.js";
 
 /** @typedef {import("./machine.js").Config} Config */
-
-/** If this byte may not come next, then not all ordinary text may. */
-const COMMON_BYTE = "e".charCodeAt(0);
 
 /** Finds masks by what decides them: the states, whether the text may end, and the frames that were read. */
 export class MaskCache {
@@ -23,16 +21,13 @@ export class MaskCache {
 
   /** @param {Config} config @param {boolean} isComplete */
   find(config, isComplete) {
-    const states = `${config.filter((_, i) => !(i & 1))} ${isComplete}`;
-    const byDepth = this.#decisions.get(states) ?? new Map();
-    this.#decisions.set(states, byDepth);
+    const byDepth = found(this.#decisions, `${config.filter((_, i) => !(i & 1))} ${isComplete}`, () => new Map());
     for (const [depth, masks] of byDepth) {
       const mask = masks.get(this.machine.framesRead(config, depth));
       if (mask) return mask;
     }
     const [mask, depth] = this.#made(config, isComplete);
-    const masks = byDepth.get(depth) ?? new Map();
-    byDepth.set(depth, masks.set(this.machine.framesRead(config, depth), mask));
+    found(byDepth, depth, () => new Map()).set(this.machine.framesRead(config, depth), mask);
     this.size++;
     return mask;
   }
@@ -58,12 +53,12 @@ export class MaskCache {
     const [slices, trie] = [this.vocabulary.slices(), this.vocabulary.trie];
     let deepest = 0;
     const accepts = (/** @type {import("./vocabulary.js").Slice} */ slice) => {
-      const [isSo, depth] = this.machine.acceptsAll(config, slice.chars, slice.maxChars);
+      const [isSo, depth] = this.machine.acceptsAll(config, slice.chars, slice.maxChars());
       deepest = Math.max(deepest, depth);
       return isSo;
     };
     let part = null;
-    if (this.machine.isDead(config, COMMON_BYTE)) {
+    if (this.machine.isDead(config, py._COMMON_BYTE)) {
       return [null, trie(), 0];
     } else if (accepts(slices.json)) {
       part = accepts(slices.text) ? slices.text : slices.json;
@@ -71,10 +66,10 @@ export class MaskCache {
       part = slices.long;
     } else {
       // If exactly the texts of up to `room` characters may come, tokens of ordinary characters need no walk.
-      const [room, isExact, depth] = this.machine.textRoom(config, slices.json.chars, LONG_CHARS);
+      const [room, isExact, depth] = this.machine.textRoom(config, slices.json.chars, py.LONG_CHARS);
       deepest = Math.max(deepest, depth);
       if (room && isExact) return [this.vocabulary.room[room](), slices.json.rest(), deepest];
-      if (room >= SHORT_CHARS) part = slices.short;
+      if (room >= py.SHORT_CHARS) part = slices.short;
       else if (accepts(slices.lower)) part = accepts(slices.words) ? slices.words : slices.lower;
     }
     return part ? [part.mask(), part.rest(), deepest] : [null, trie(), deepest];
