@@ -107,7 +107,7 @@ class Matcher {
   /** Another matcher at the place of this one, with the same tokens to take back. */
   fork() {
     const other = new Matcher(this.#grammar);
-    other.#tokens = [...this.#tokens];
+    [other.#tokens, other.#places, other.#age] = [[...this.#tokens], [...this.#places], this.#age];
     return other;
   }
 
