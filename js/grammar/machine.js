@@ -66,6 +66,7 @@ export class Machine {
     this.#set(py.ACTIONS, 2);
     this.#set(py.MAX_STACK, STACK);
     this.#set(py.MAX_HEADS, py._HEADS);
+    this.refuel();
     /** The configuration of the empty text. */
     this.start = Int32Array.of(this.#run("state_of_list", null, this.tables.start), -1);
   }
@@ -73,6 +74,17 @@ export class Machine {
   /** How much of its limits is used, from 0 to 1. */
   get fullness() {
     return Math.max(this.#get(py.STATES) / MAX_STATES, this.#numBytes / MAX_BYTES);
+  }
+
+  /** Lets the questions until the next call take the steps of one mask together. */
+  refuel() {
+    this.#set(py.FUEL, STEPS);
+  }
+
+  /** @param {number} numSteps */
+  #spend(numSteps) {
+    this.#set(py.FUEL, this.#get(py.FUEL) - numSteps);
+    if (this.#get(py.FUEL) < 0) throw new GrammarError(`finding what may come next took more than ${STEPS} steps`);
   }
 
   /** The configuration after these bytes; null if they may not come. @param {Config} config @param {Uint8Array} data */
@@ -123,6 +135,7 @@ export class Machine {
       const [parent, back, loop, count, mask, sibling] = this.heap.longs.subarray(at, at + 6);
       contents += `${back},${loop},${mask},${this.#countLeft(Number(loop), Number(count))},${sibling < 0} `;
       frame = Number(sibling < 0 ? parent : sibling);
+      this.#spend(py._STEPS_PER_FRAME);
     }
     return depth > top ? `${contents}bottom` : contents;
   }
@@ -174,7 +187,6 @@ export class Machine {
 
   /** The result of a kernel for a configuration. Arrays that are full are enlarged. @param {string} kernel @param {Config | null} config @param {number} value @param {Place[]} operands */
   #run(kernel, config, value = 0, ...operands) {
-    this.#set(py.FUEL, STEPS);
     for (;;) {
       this.#set(py.FULL, -1);
       this.#set(py.CALLED, this.#get(py.CALLED) + 1);
@@ -200,7 +212,7 @@ export class Machine {
   /** @param {number} which */
   #makeRoom(which) {
     const { states, heads } = this.#arrays;
-    if (which === py.OUT_OF_FUEL) throw new GrammarError(`finding what may come next took more than ${STEPS} steps`);
+    if (which === py.OUT_OF_FUEL) this.#spend(0);
     if (which === py.TOO_MUCH_WORK || (which === py.HEADS && heads.columns > 2 * HEADS)) {
       throw new GrammarError(`a text may be read in at most ${HEADS} ways at once, but this one can be read in more`);
     }
@@ -209,6 +221,8 @@ export class Machine {
     if ((which === py.STATES && states.rows === MAX_STATES) || this.#numBytes + added > MAX_BYTES) {
       throw new GrammarError(`a text may need at most ${MAX_STATES} states and ${MAX_BYTES} bytes, but this one needs more`);
     }
+    this.#spend(Math.floor(this.#numBytes / py._BYTES_PER_STEP)); // the most that it may cost; the rest is given back below
+    const before = this.#numBytes;
     for (const { name, address, rows, columns, itemBytes } of growing) {
       const room = which === py.HEADS ? rows : which === py.STATES ? Math.min(2 * rows, MAX_STATES) : 2 * rows;
       const wide = which === py.HEADS ? 2 * columns - 1 : columns;
@@ -224,6 +238,7 @@ export class Machine {
     for (const [name, of] of [["state_index", "states"], ["frame_index", "frames"]]) {
       this.memory.drop(this.#place(name, slotsOf(this.#arrays[of].rows), 1, -1));
     }
+    this.#spend(-Math.floor((2 * before - this.#numBytes) / py._BYTES_PER_STEP));
     this.heap.call(this.t, this.m, "rebuild_indexes", 0, []);
   }
 

