@@ -12,7 +12,7 @@ export class Heap {
   #memory = new WebAssembly.Memory({ initial: 256 });
   #end = STACK_BYTES;
   /** Addresses of blocks that are free, by their size. @type {Map<number, number[]>} */
-  #free = new Map();
+  free = new Map();
   /** @type {Map<string, Place>} */
   #scratch = new Map();
 
@@ -51,7 +51,7 @@ export class Heap {
 
   /** The address of a block of zeros. @param {number} size bytes, a power of two */
   take(size) {
-    const known = this.#free.get(size)?.pop();
+    const known = this.free.get(size)?.pop();
     if (known !== undefined) this.bytes.fill(0, known, known + size);
     if (known !== undefined) return known;
     this.#end += size;
@@ -59,11 +59,6 @@ export class Heap {
     if (missing > 0) this.#memory.grow(Math.ceil(Math.max(missing, this.bytes.length / 4) / PAGE_BYTES));
     if (missing > 0) this.#see();
     return this.#end - size;
-  }
-
-  /** @param {number} address @param {number} size */
-  give(address, size) {
-    found(this.#free, size, () => /** @type {number[]} */ ([])).push(address);
   }
 
   #see() {
@@ -76,6 +71,7 @@ export class Heap {
 export class Region {
   /** Sizes of blocks by their address. @type {Map<number, number>} */
   #blocks = new Map();
+  numBytes = 0;
 
   /** @param {Heap} heap */
   constructor(heap) {
@@ -87,13 +83,16 @@ export class Region {
     const size = 2 ** Math.max(Math.ceil(Math.log2(rows * columns * itemBytes)), 3);
     const address = this.heap.take(size);
     this.#blocks.set(address, size);
+    this.numBytes += size;
     return { address, rows, columns, itemBytes };
   }
 
-  /** Gives an array up. @param {Place} array */
+  /** Gives an array up. @param {{address: number}} array */
   drop({ address }) {
-    this.heap.give(address, this.#blocks.get(address) ?? 0);
+    const size = /** @type {number} */ (this.#blocks.get(address));
+    found(this.heap.free, size, () => /** @type {number[]} */ ([])).push(address);
     this.#blocks.delete(address);
+    this.numBytes -= size;
   }
 
   /** A copy as a vector. @param {any} given a typed array */
@@ -111,8 +110,7 @@ export class Region {
   }
 
   clear() {
-    for (const [address, size] of this.#blocks) this.heap.give(address, size);
-    this.#blocks.clear();
+    for (const address of this.#blocks.keys()) this.drop({ address });
   }
 }
 

@@ -6,7 +6,6 @@
  *     matcher.mask(); matcher.accept(token); matcher.forced(); matcher.isComplete; matcher.rollback(1);
  */
 
-import * as py from "./dist/layout.js";
 import { GrammarError, readTables } from "./files.js";
 import { Grammar } from "./grammar.js";
 import { Vocabulary } from "./vocabulary.js";
@@ -24,9 +23,8 @@ async function compileKernels() {
 }
 
 /**
- * A grammar for one vocabulary, from the files that `jsg grammar export` wrote.
- * @param {Uint8Array | ArrayBuffer} tables
- * @param {Uint8Array | ArrayBuffer | Vocabulary} vocabulary the file, or the `vocabulary` of another grammar
+ * A grammar for one vocabulary, from files of `jsg grammar export`; or from the `vocabulary` of another grammar.
+ * @param {Uint8Array | ArrayBuffer} tables @param {Uint8Array | ArrayBuffer | Vocabulary} vocabulary
  * @returns {Promise<{vocabulary: Vocabulary, matcher: () => Matcher}>}
  * @throws {GrammarError} a file is damaged, or of another version, or something else
  */
@@ -54,11 +52,8 @@ class Matcher {
     this.#grammar = grammar;
   }
 
-  /**
-   * Which tokens may come next: token t is bit t & 31 of word t >> 5.
-   * @param {Uint32Array} [out] where it is written
-   * @throws {GrammarError} none may come, because the vocabulary cannot spell what should; or it is too much work
-   */
+  /** Which tokens may come next: token t is bit t & 31 of word t >> 5. Throws GrammarError where none may, or it is too
+   * much work to find out. @param {Uint32Array} [out] where it is written */
   mask(out = new Uint32Array(this.#grammar.vocabulary.numWords)) {
     out.set(this.#grammar.mask(this.#place));
     return out;

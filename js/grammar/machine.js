@@ -17,7 +17,6 @@ const dropped = new FinalizationRegistry((regions) => regions.forEach((region) =
 export class Machine {
   /** @type {Record<string, Place>} */
   #arrays = {};
-  #numBytes = 0;
   /** Sets of characters in this grammar's classes of bytes. @type {Map<Int16Array, any>} */
   #spellings = new Map();
 
@@ -32,12 +31,9 @@ export class Machine {
     this.t = fixed.record([...arrays, tables.start, tables.numRules, tables.maxPush]);
     this.m = fixed.record(NAMES.map(() => 0));
     [this.classes, this.loops, this.numClasses] = [given.classes.data, given.loops.data, given.sets.columns];
-    const onlyByte = new Int16Array(this.numClasses).fill(-1);
-    for (let byte = 0; byte < 256; byte++) {
-      const klass = this.classes[byte];
-      onlyByte[klass] = this.classes.indexOf(klass) < byte ? -1 : byte;
-    }
-    this.onlyByte = fixed.copy(onlyByte);
+    const onlyByte = (/** @type {unknown} */ _, /** @type {number} */ klass) =>
+      this.classes.indexOf(klass) === this.classes.lastIndexOf(klass) ? this.classes.indexOf(klass) : -1;
+    this.onlyByte = fixed.copy(Int16Array.from({ length: this.numClasses }, onlyByte));
     this.clear();
   }
 
@@ -45,23 +41,17 @@ export class Machine {
   clear() {
     this.memory.clear();
     this.#spellings.clear();
+    this.#arrays = {};
     const { positions, list_start, branches, loops } = this.tables.arrays;
     const levels = this.tables.numRules + branches.rows + loops.rows + 1;
-    this.#place("trans", 128, this.numClasses);
-    this.#place("states", 128, 4);
-    this.#place("members", 1024 + positions.rows);
-    this.#place("actions", 1024);
-    this.#place("frames", 128, 8);
-    this.#place("state_index", slotsOf(128), 1, -1);
-    this.#place("frame_index", slotsOf(128), 1, -1);
-    this.#place("entries", 64, 4);
-    this.#place("list_state", list_start.rows - 1, 1, -1);
-    this.#place("marks", positions.rows);
-    this.#place("gather", positions.rows);
-    this.#place("work", py.MAX_WORK + levels, 2);
-    this.#place("ended", py._ENDED, 5 + 2 * py.MOST_KEPT);
-    this.#place("heads", py._ROWS, 1 + 2 * py._HEADS);
-    this.#place("counters", py.NUM_COUNTERS);
+    const shapes = { // rows, columns, what is in them
+      trans: [128, this.numClasses], states: [128, 4], members: [1024 + positions.rows], actions: [1024], frames: [128, 8],
+      state_index: [slotsOf(128), 1, -1], frame_index: [slotsOf(128), 1, -1], entries: [64, 4],
+      list_state: [list_start.rows - 1, 1, -1], marks: [positions.rows], gather: [positions.rows],
+      work: [py.MAX_WORK + levels, 2], ended: [py._ENDED, 5 + 2 * py.MOST_KEPT], heads: [py._ROWS, 1 + 2 * py._HEADS],
+      counters: [py.NUM_COUNTERS],
+    };
+    for (const [name, [rows, columns, item]] of Object.entries(shapes)) this.#place(name, rows, columns, item);
     this.heap.ints[this.#arrays.actions.address >> 2] = -1; // the first action enters nothing and leads nowhere
     this.#set(py.ACTIONS, 2);
     this.#set(py.MAX_STACK, STACK);
@@ -71,14 +61,15 @@ export class Machine {
     this.start = Int32Array.of(this.#run("state_of_list", null, this.tables.start), -1);
   }
 
-  /** How much of its limits is used, from 0 to 1. */
+  /** How much of its limits is used, from 0 to 1. Blocks are up to twice as long as their arrays. */
   get fullness() {
-    return Math.max(this.#get(py.STATES) / MAX_STATES, this.#numBytes / MAX_BYTES);
+    return Math.max(this.#get(py.STATES) / MAX_STATES, this.memory.numBytes / (2 * MAX_BYTES));
   }
 
   /** Lets the questions until the next call take the steps of one mask together. */
   refuel() {
     this.#set(py.FUEL, STEPS);
+    this.#set(py.FROZEN, 0);
   }
 
   /** @param {number} numSteps */
@@ -103,15 +94,12 @@ export class Machine {
   /** The forced bytes, as complete characters; only the first if all take too long. @param {Config} config @param {number} most */
   forcedRun(config, most) {
     const [out, classes] = [this.heap.scratch("forced", most, 1, 1), this.heap.scratch("classes", 256, 1, 1)];
-    const keep = this.#get(py.FRAMES);
-    let size = 0;
-    try {
-      size = this.#run("forced_run", config, STEPS - py._HINT_STEPS, this.onlyByte, out);
-      this.heap.bytes.fill(0, classes.address, classes.address + 256);
-      if (size) this.#run("possible_classes", this.#config(0), this.numClasses, classes);
-    } finally {
-      this.#forgetFrames(keep);
-    }
+    this.heap.bytes.fill(0, classes.address, classes.address + 256);
+    let size = this.#trying(() => {
+      const length = this.#run("forced_run", config, STEPS - py._HINT_STEPS, this.onlyByte, out);
+      if (length) this.#run("possible_classes", this.#config(0), this.numClasses, classes);
+      return length;
+    });
     const data = this.heap.bytes.slice(out.address, out.address + size);
     const isPossible = (/** @type {number} */ klass) => this.heap.bytes[classes.address + klass] !== 0;
     if (!size || !this.classes.subarray(0x80, 0xc0).some(isPossible)) return data;
@@ -150,15 +138,11 @@ export class Machine {
     if (isLasting && states.has(config[0])) return [states.get(config[0]), 0];
     if (this.#isBarred(config, firsts)) return [false, 0];
     const { nodes, slots } = this.#nodes(py._CHAR_NODES);
-    this.#set(py.FROZEN, maxChars);
+    this.#set(py.FROZEN, maxChars); // until `refuel`, where the question is refused
     this.#set(py.FROZEN_DEPTH, top);
     this.#set(py.FAILED, 0);
-    let [size, depth] = [0, 0];
-    try {
-      [size, depth] = this.#tried("accepts_all", config, 0, starts, spelled, nodes, slots);
-    } finally {
-      this.#set(py.FROZEN, 0);
-    }
+    const [size, depth] = this.#tried("accepts_all", config, 0, starts, spelled, nodes, slots);
+    this.#set(py.FROZEN, 0);
     if (isLasting && !depth) {
       states.set(config[0], size > 0);
       for (let i = 0, at = nodes.address >> 2; i < size; i++, at += nodes.columns) {
@@ -197,15 +181,20 @@ export class Machine {
     }
   }
 
-  /** The result of a kernel, and how many open frames it read. Forgets the frames that it made. @param {string} kernel @param {Config} config @param {number} value @param {Place[]} operands @returns {[number, number]} */
+  /** The result of a kernel, and how many open frames it read. @param {string} kernel @param {Config} config @param {number} value @param {Place[]} operands @returns {[number, number]} */
   #tried(kernel, config, value, ...operands) {
-    const keep = this.#get(py.FRAMES);
     this.#set(py.LOWEST, py.UNBOUNDED);
+    const result = this.#trying(() => this.#run(kernel, config, value, ...operands));
+    return [result, Math.max(0, this.#top(config) - this.#get(py.LOWEST) + 1)];
+  }
+
+  /** The result of a question whose frames are forgotten. @param {() => number} ask */
+  #trying(ask) {
+    const keep = this.#get(py.FRAMES);
     try {
-      const result = this.#run(kernel, config, value, ...operands);
-      return [result, Math.max(0, this.#top(config) - this.#get(py.LOWEST) + 1)];
+      return ask();
     } finally {
-      this.#forgetFrames(keep);
+      if (this.#get(py.FRAMES) > keep) this.heap.call(this.t, this.m, "forget_frames", keep, []);
     }
   }
 
@@ -216,44 +205,35 @@ export class Machine {
     if (which === py.TOO_MUCH_WORK || (which === py.HEADS && heads.columns > 2 * HEADS)) {
       throw new GrammarError(`a text may be read in at most ${HEADS} ways at once, but this one can be read in more`);
     }
-    const growing = GROWING[which].map((name) => ({ name, ...this.#arrays[name] }));
-    const added = growing.reduce((sum, array) => sum + numBytes(array), 0);
-    if ((which === py.STATES && states.rows === MAX_STATES) || this.#numBytes + added > MAX_BYTES) {
+    if ((which === py.STATES && states.rows === MAX_STATES) || this.fullness > 1) {
       throw new GrammarError(`a text may need at most ${MAX_STATES} states and ${MAX_BYTES} bytes, but this one needs more`);
     }
-    this.#spend(Math.floor(this.#numBytes / py._BYTES_PER_STEP)); // the most that it may cost; the rest is given back below
-    const before = this.#numBytes;
-    for (const { name, address, rows, columns, itemBytes } of growing) {
-      const room = which === py.HEADS ? rows : which === py.STATES ? Math.min(2 * rows, MAX_STATES) : 2 * rows;
-      const wide = which === py.HEADS ? 2 * columns - 1 : columns;
-      const old = this.#place(name, room, wide);
-      for (let row = 0; row < rows && which !== py.ENTRIES; row++) { // entries are only a memo
-        const [from, to] = [address + row * columns * itemBytes, this.#arrays[name].address + row * wide * itemBytes];
-        this.heap.bytes.copyWithin(to, from, from + columns * itemBytes);
+    for (const name of GROWING[which]) {
+      const old = this.#arrays[name];
+      if (which === py.HEADS) this.#place(name, old.rows, 2 * old.columns - 1);
+      else this.#place(name, which === py.STATES ? Math.min(2 * old.rows, MAX_STATES) : 2 * old.rows, old.columns);
+      const [width, wide] = [old.columns * old.itemBytes, this.#arrays[name].columns * old.itemBytes];
+      for (let row = 0; row < old.rows && which !== py.ENTRIES; row++) { // entries are only a memo
+        const begin = old.address + row * width;
+        this.heap.bytes.copyWithin(this.#arrays[name].address + row * wide, begin, begin + width);
       }
-      this.memory.drop(old);
     }
     if (which === py.HEADS) this.#set(py.MAX_HEADS, (this.#arrays.heads.columns - 1) / 2);
     if (which === py.ENTRIES) this.#set(py.ENTRIES, 0);
-    for (const [name, of] of [["state_index", "states"], ["frame_index", "frames"]]) {
-      this.memory.drop(this.#place(name, slotsOf(this.#arrays[of].rows), 1, -1));
-    }
-    this.#spend(-Math.floor((2 * before - this.#numBytes) / py._BYTES_PER_STEP));
+    this.#place("state_index", slotsOf(this.#arrays.states.rows), 1, -1);
+    this.#place("frame_index", slotsOf(this.#arrays.frames.rows), 1, -1);
     this.heap.call(this.t, this.m, "rebuild_indexes", 0, []);
   }
 
-  /** Makes an array and tells kernels of it. Gives the one before it. @param {string} name @param {number} rows @param {number} columns @param {number} item */
+  /** Makes an array and tells kernels of it. The one before it is free for arrays that are made later. @param {string} name @param {number} rows @param {number} columns @param {number} item */
   #place(name, rows, columns = 1, item = 0) {
     const [old, made] = [this.#arrays[name], this.memory.array(rows, columns, /** @type {any} */ (py.MEMORY)[name])];
-    this.#numBytes += numBytes(made) - (old ? numBytes(old) : 0);
     if (item) this.heap.view(made, Int32Array).fill(item);
     this.heap.setField(this.m, NAMES.indexOf(name), (this.#arrays[name] = made));
-    return old;
-  }
-
-  /** @param {number} keep */
-  #forgetFrames(keep) {
-    if (this.#get(py.FRAMES) > keep) this.heap.call(this.t, this.m, "forget_frames", keep, []);
+    if (!old) return;
+    const added = made.rows * made.columns - old.rows * old.columns; // pays for the memory
+    this.#set(py.FUEL, this.#get(py.FUEL) - Math.floor((added * old.itemBytes) / py._BYTES_PER_STEP));
+    this.memory.drop(old);
   }
 
   /** Whether no head can read one of these classes, as is already known. @param {Config} config @param {number[]} classes */
@@ -329,9 +309,4 @@ export class Machine {
 /** Slots of a hash table for this number of entries. @param {number} numEntries */
 function slotsOf(numEntries) {
   return 2 ** Math.ceil(Math.log2(py._INDEX_SLOTS * numEntries));
-}
-
-/** @param {Place} array */
-function numBytes({ rows, columns, itemBytes }) {
-  return rows * columns * itemBytes;
 }
