@@ -1,5 +1,6 @@
 """What grammars and drafts did for a request in its steps."""
 
+import collections
 import dataclasses
 import enum
 import itertools
@@ -44,8 +45,8 @@ class DraftReport:
         taken: Those that became output. Each saved a step.
     """
 
-    proposed: dict[str, int]
-    taken: dict[str, int]
+    proposed: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    taken: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,9 @@ from jsg.cache.node import Node
 from jsg.engine import drafter
 from jsg.engine.core import EngineCore
 from jsg.engine.drafter import Drafter
+from jsg.sched.drafts import sources
 from jsg.sched.drafts.estimates import kind_of, kinds_from
+from jsg.sched.drafts.sources import Guess
 from jsg.step_reports import Source
 from jsg.types import Request, SamplingParams
 from tests.engine import small, taught
@@ -113,7 +115,7 @@ def test_a_step_searches_few_texts_and_each_request_has_its_turn(core: EngineCor
         return following(*arguments)
 
     monkeypatch.setattr(drafter, "SEARCH", drafter.MOST_SCANNED)
-    monkeypatch.setattr(drafter, "following", counted)
+    monkeypatch.setattr(sources, "following", counted)
     for turn in ("first", "again"):
         searches.clear()
         before, taken = core.stats()["num_steps"], core.stats()["num_drafts_taken_tree"]
@@ -137,9 +139,9 @@ def test_nothing_is_proposed_that_is_no_token_or_ends_the_answer(core: EngineCor
     core.add(asked("a", 3, 4, stop_token_ids=(7,)))
     core.step()
     (running,) = core.scheduler.running
-    assert usable(running, [5, VOCAB, 6], Source.TEXT, 1) == ([5], [kind_of(Source.TEXT, 1)])
-    assert usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5]
-    assert usable(running, [5, small.EOS, 6], Source.TREE, 1)[0] == [5, small.EOS, 6]  # it asked to ignore these
+    assert usable(running, Guess(Source.TEXT, 1, [5, VOCAB, 6])) == ([5], [kind_of(Source.TEXT, 1)])
+    assert usable(running, Guess(Source.TREE, 1, [5, 7, 6]))[0] == [5]
+    assert usable(running, Guess(Source.TREE, 1, [5, small.EOS, 6]))[0] == [5, small.EOS, 6]  # it asked to ignore these
     core.abort("a")
     while core.has_work:
         core.step()

@@ -2,9 +2,10 @@
 
 from typing import Self, final
 
-from jsg.sched.drafts.sources import LONGEST
 from jsg.step_reports import Source
 
+LONGEST = 16
+"""Tokens that are compared before a place. Of places where more are equal, the newest counts."""
 CLASSES = LONGEST.bit_length() + 1
 """Tokens are counted by source, and by how many tokens before them are equal: 0, 1, 2 to 3, 4 to 7, 8 to 15, more. Of
 MTP those count that were drafted before in the same call."""
