@@ -1,0 +1,82 @@
+/** Which tokens may come next (`jsg/constrained/run/mask_cache.py`). */
+
+import { GrammarError } from "./files.js";
+import { LONG_CHARS, SHORT_CHARS } from "./vocabulary.js";
+
+/** @typedef {import("./machine.js").Config} Config */
+
+/** If this byte may not come next, then not all ordinary text may. */
+const COMMON_BYTE = "e".charCodeAt(0);
+
+/** Finds masks by what decides them: the states, whether the text may end, and the frames that were read. */
+export class MaskCache {
+  /** @type {Map<string, Map<number, Map<string, Uint32Array>>>} */
+  #decisions = new Map();
+  /** How many masks are kept. */
+  size = 0;
+
+  /** @param {import("./machine.js").Machine} machine @param {import("./vocabulary.js").Vocabulary} vocabulary */
+  constructor(machine, vocabulary) {
+    this.machine = machine;
+    this.vocabulary = vocabulary;
+  }
+
+  /** @param {Config} config @param {boolean} isComplete */
+  find(config, isComplete) {
+    const states = `${config.filter((_, i) => !(i & 1))} ${isComplete}`;
+    const byDepth = this.#decisions.get(states) ?? new Map();
+    this.#decisions.set(states, byDepth);
+    for (const [depth, masks] of byDepth) {
+      const mask = masks.get(this.machine.framesRead(config, depth));
+      if (mask) return mask;
+    }
+    const [mask, depth] = this.#made(config, isComplete);
+    const masks = byDepth.get(depth) ?? new Map();
+    byDepth.set(depth, masks.set(this.machine.framesRead(config, depth), mask));
+    this.size++;
+    return mask;
+  }
+
+  /** The mask, and how many frames were read to make it. @param {Config} config @param {boolean} isComplete @returns {[Uint32Array, number]} */
+  #made(config, isComplete) {
+    const { heap } = this.machine;
+    const { numWords, eosMask } = this.vocabulary;
+    const [taken, rest, read] = this.#taken(config);
+    const place = this.machine.scratch("mask", numWords, 1, 4);
+    heap.bytes.fill(0, place.address, place.address + 4 * numWords);
+    const depth = Math.max(read, this.machine.walk(config, rest, place));
+    const mask = new Uint32Array(heap.ints.buffer, place.address, numWords).slice();
+    for (const part of isComplete ? [taken, eosMask] : [taken]) if (part) for (let i = 0; i < numWords; i++) mask[i] |= part[i];
+    if (mask.every((word) => word === 0)) {
+      throw new GrammarError("no token of this vocabulary may come next; a complete text needs an EOS token to end with");
+    }
+    return [mask, depth];
+  }
+
+  /** The mask of the largest slice that is allowed as a whole, the trie of the other tokens, and how many frames were read. @param {Config} config @returns {[Uint32Array | null, import("./vocabulary.js").Trie, number]} */
+  #taken(config) {
+    const { slices, trie } = this.vocabulary;
+    let deepest = 0;
+    const accepts = (/** @type {import("./vocabulary.js").Slice} */ slice) => {
+      const [isSo, depth] = this.machine.acceptsAll(config, slice.chars, slice.maxChars);
+      deepest = Math.max(deepest, depth);
+      return isSo;
+    };
+    let part = null;
+    if (this.machine.isDead(config, COMMON_BYTE)) {
+      return [null, trie, 0];
+    } else if (accepts(slices.json)) {
+      part = accepts(slices.text) ? slices.text : slices.json;
+    } else if (accepts(slices.long)) {
+      part = slices.long;
+    } else {
+      // If exactly the texts of up to `room` characters may come, tokens of ordinary characters need no walk.
+      const [room, isExact, depth] = this.machine.textRoom(config, slices.json.chars, LONG_CHARS);
+      deepest = Math.max(deepest, depth);
+      if (room && isExact) return [this.vocabulary.room(room), slices.json.rest, deepest];
+      if (room >= SHORT_CHARS) part = slices.short;
+      else if (accepts(slices.lower)) part = accepts(slices.words) ? slices.words : slices.lower;
+    }
+    return part ? [part.mask, part.rest, deepest] : [null, trie, deepest];
+  }
+}
