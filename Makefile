@@ -18,7 +18,7 @@ INSTALL := pip install --quiet --disable-pip-version-check --no-compile
 # ones compute, and three workers made them a fifth slower.
 WORKERS ?= 3
 # The order is tests/conftest.py's: what takes minutes begins first.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 10
 # XLA's CUDA plugin lies outside the environment, because where it is installed JAX starts differently.
 NVIDIA := .venv/nvidia
 NVIDIA_INSTALLED := $(NVIDIA)/.installed
