@@ -1,94 +1,116 @@
-/** The memory that kernels see: a stack, and above it arrays that are made one after another and given up together. */
+/** The memory that kernels see: a stack, and arrays above it. All grammars of a vocabulary share one. */
+
+import * as py from "./dist/layout.js";
 
 const STACK_BYTES = 1 << 16;
 const PAGE_BYTES = 1 << 16;
-const MAX_ARRAYS = 8;
-/** Bytes of a field of a record: an int, or the address of an array and the lengths of its axes. */
-const FIELD_BYTES = 24;
+const [MAX_ARRAYS, FIELD_BYTES] = [8, 24]; // a field of a record is an int, or an address and the lengths of two axes
 
-/** @typedef {import("./files.js").Place} Place */
+/** An array of the heap. @typedef {{address: number, rows: number, columns: number, itemBytes: number}} Place */
 
 export class Heap {
-  #memory = new WebAssembly.Memory({ initial: 2 });
-  /** @type {Record<string, (t: number, m: number, value: number, operands: number) => number>} */
-  #kernels;
-  #operands;
+  #memory = new WebAssembly.Memory({ initial: 256 });
+  #end = STACK_BYTES;
+  /** Addresses of blocks that are free, by their size. @type {Map<number, number[]>} */
+  #free = new Map();
+  /** @type {Map<string, Place>} */
+  #scratch = new Map();
+
   /** @param {WebAssembly.Module} module */
   constructor(module) {
     const stack = new WebAssembly.Global({ value: "i32", mutable: true }, STACK_BYTES);
     const env = { __linear_memory: this.#memory, __stack_pointer: stack };
-    this.#kernels = /** @type {any} */ (new WebAssembly.Instance(module, { env }).exports);
-    this.end = STACK_BYTES;
+    this.run = /** @type {any} */ (new WebAssembly.Instance(module, { env }).exports.run);
     this.#see();
-    this.#operands = this.allocate(MAX_ARRAYS * FIELD_BYTES);
+    this.shared = new Region(this);
+    this.operands = this.shared.array(MAX_ARRAYS, 1, FIELD_BYTES).address;
   }
 
-  /** Room that is zero; its address is a multiple of 8. @param {number} numBytes */
-  allocate(numBytes) {
-    const address = this.end;
-    this.end += (numBytes + 7) & ~7;
-    const missing = this.end - this.bytes.length;
-    if (missing > 0) {
-      this.#memory.grow(Math.ceil(Math.max(missing, this.bytes.length / 2) / PAGE_BYTES));
-      this.#see();
-    }
-    return address;
-  }
-
-  /** Gives up all that was made since `end` was this. @param {number} end */
-  release(end) {
-    this.bytes.fill(0, end, this.end);
-    this.end = end;
-  }
-
-  /** A new array. @param {number} rows @param {number} columns @param {number} itemBytes @returns {Place} */
-  array(rows, columns, itemBytes) {
-    return { address: this.allocate(rows * columns * itemBytes), rows, columns, itemBytes };
-  }
-
-  /** A copy of an array as a vector. @param {ArrayBufferView & {length: number, BYTES_PER_ELEMENT: number}} given */
-  copy(given) {
-    const made = this.array(given.length, 1, given.BYTES_PER_ELEMENT);
-    this.bytes.set(new Uint8Array(given.buffer, given.byteOffset, given.byteLength), made.address);
-    return made;
-  }
-
-  /** A record of arrays and ints, for `call`. @param {(Place | number)[]} fields */
-  record(fields) {
-    const address = this.allocate(fields.length * FIELD_BYTES);
-    fields.forEach((field, i) => this.setField(address, i, field));
-    return address;
+  /** The result of a kernel. @param {number} t @param {number} m @param {string} kernel @param {number} value @param {Place[]} operands @returns {number} */
+  call(t, m, kernel, value, operands) {
+    for (let i = 0; i < operands.length; i++) this.setField(this.operands, i, operands[i]);
+    return this.run(/** @type {any} */ (py.KERNELS)[kernel], t, m, value, this.operands);
   }
 
   /** @param {number} record @param {number} number @param {Place | number} field */
   setField(record, number, field) {
-    const at = (record + number * FIELD_BYTES) >> 2;
-    const [first, second, third] = typeof field === "number" ? [field, 0, 0] : [field.address, field.rows, field.columns];
-    this.ints[at] = first; // the upper halves of these words stay 0
-    this.ints[at + 2] = second;
-    this.ints[at + 4] = third;
+    const { address, rows, columns } = typeof field === "number" ? { address: field, rows: 0, columns: 0 } : field;
+    const at = (record + number * FIELD_BYTES) >> 2; // words have 64 bits, of which the upper half stays 0
+    [this.ints[at], this.ints[at + 2], this.ints[at + 4]] = [address, rows, columns];
   }
 
-  /** The result of a kernel. @param {string} kernel @param {number} t @param {number} m @param {number} value @param {Place[]} operands */
-  call(kernel, t, m, value, operands) {
-    for (let i = 0; i < operands.length; i++) this.setField(this.#operands, i, operands[i]);
-    return this.#kernels[kernel](t, m, value, this.#operands);
+  /** An array that a question writes, and no later one reads. @param {string} name @param {number} rows @param {number} columns @param {number} itemBytes */
+  scratch(name, rows, columns, itemBytes) {
+    return found(this.#scratch, name, () => this.shared.array(rows, columns, itemBytes));
   }
 
-  /** An int of 64 bits, exact up to 2^53. @param {number} address */
-  long(address) {
-    return (this.ints[address >> 2] >>> 0) + this.ints[(address >> 2) + 1] * 2 ** 32;
+  /** The items of an array, until the heap grows. @param {Place} place @param {any} type */
+  view({ address, rows, columns }, type) {
+    return new type(this.#memory.buffer, address, rows * columns);
   }
 
-  /** @param {number} address @param {number} value */
-  setLong(address, value) {
-    this.ints[address >> 2] = value;
-    this.ints[(address >> 2) + 1] = Math.floor(value / 2 ** 32);
+  /** The address of a block of zeros. @param {number} size bytes, a power of two */
+  take(size) {
+    const known = this.#free.get(size)?.pop();
+    if (known !== undefined) this.bytes.fill(0, known, known + size);
+    if (known !== undefined) return known;
+    this.#end += size;
+    const missing = this.#end - this.bytes.length;
+    if (missing > 0) this.#memory.grow(Math.ceil(Math.max(missing, this.bytes.length / 4) / PAGE_BYTES));
+    if (missing > 0) this.#see();
+    return this.#end - size;
+  }
+
+  /** @param {number} address @param {number} size */
+  give(address, size) {
+    found(this.#free, size, () => /** @type {number[]} */ ([])).push(address);
   }
 
   #see() {
-    this.bytes = new Uint8Array(this.#memory.buffer);
-    this.ints = new Int32Array(this.#memory.buffer);
+    [this.bytes, this.ints] = [new Uint8Array(this.#memory.buffer), new Int32Array(this.#memory.buffer)];
     this.longs = new BigInt64Array(this.#memory.buffer);
   }
+}
+
+/** Arrays that are given up together. */
+export class Region {
+  /** @type {[number, number][]} */
+  #blocks = [];
+
+  /** @param {Heap} heap */
+  constructor(heap) {
+    this.heap = heap;
+  }
+
+  /** A new array of zeros. @param {number} rows @param {number} columns @param {number} itemBytes @returns {Place} */
+  array(rows, columns, itemBytes) {
+    const size = 2 ** Math.max(Math.ceil(Math.log2(rows * columns * itemBytes)), 3);
+    const address = this.heap.take(size);
+    this.#blocks.push([address, size]);
+    return { address, rows, columns, itemBytes };
+  }
+
+  /** A copy as a vector. @param {any} given a typed array */
+  copy(given) {
+    const made = this.array(given.length, 1, given.BYTES_PER_ELEMENT);
+    this.heap.bytes.set(new Uint8Array(given.buffer, given.byteOffset, given.byteLength), made.address);
+    return made;
+  }
+
+  /** The address of a record. @param {(Place | number)[]} fields */
+  record(fields) {
+    const { address } = this.array(fields.length, 1, FIELD_BYTES);
+    fields.forEach((field, i) => this.heap.setField(address, i, field));
+    return address;
+  }
+
+  clear() {
+    for (const [address, size] of this.#blocks.splice(0)) this.heap.give(address, size);
+  }
+}
+
+/** The value of a key, made if it is missing. @template K, V @param {Map<K, V>} map @param {K} key @param {() => V} made @returns {V} */
+export function found(map, key, made) {
+  if (!map.has(key)) map.set(key, made());
+  return /** @type {V} */ (map.get(key));
 }

@@ -6,11 +6,10 @@
  *     matcher.mask(); matcher.accept(token); matcher.forced(); matcher.isComplete; matcher.rollback(1);
  */
 
-import { GrammarError } from "./files.js";
-import { Heap } from "./heap.js";
+import * as py from "./dist/layout.js";
+import { GrammarError, readTables } from "./files.js";
 import { Machine } from "./machine.js";
 import { MaskCache } from "./masks.js";
-import { readTables } from "./tables.js";
 import { Vocabulary } from "./vocabulary.js";
 
 export { GrammarError };
@@ -21,12 +20,6 @@ export { GrammarError };
  * @property {Config | null} config @property {boolean} isComplete @property {Map<number, Place | null>} next
  * @property {Uint32Array | null} mask @property {Uint8Array | null} forced */
 
-const MAX_FORCED_BYTES = 4096;
-const MAX_CHAR_BYTES = 4;
-const MEMO_BYTES = 32 << 20;
-const BYTES_PER_PLACE = 700;
-/** Share of what a machine may make. Above it, what is only remembered is forgotten. */
-const FULL = 0.5;
 const SPECIAL_BYTE = 0xff; // begins a special token, as no text does
 
 /** @type {Promise<WebAssembly.Module> | undefined} */
@@ -49,8 +42,8 @@ async function compileKernels() {
  */
 export async function load(tables, vocabulary) {
   kernels ??= compileKernels();
-  const words = vocabulary instanceof Vocabulary ? vocabulary : Vocabulary.read(vocabulary);
-  return new Grammar(await kernels, await readTables(tables), await words);
+  const words = vocabulary instanceof Vocabulary ? vocabulary : Vocabulary.read(vocabulary, kernels);
+  return new Grammar(await readTables(tables), await words);
 }
 
 /** Where texts of one grammar have been. Its matchers share states, places and masks; no answer depends on another. */
@@ -58,14 +51,15 @@ class Grammar {
   /** @type {Map<string, Place>} */
   #places = new Map();
   #numBytes = 0;
-  #fullest = FULL;
+  /** Above this share of what the machine may make, everything is forgotten. */
+  fullest = py._FULL;
   /** Grows when all places are forgotten. */
   age = 0;
 
-  /** @param {WebAssembly.Module} module @param {import("./tables.js").Tables} tables @param {Vocabulary} vocabulary */
-  constructor(module, tables, vocabulary) {
+  /** @param {Awaited<ReturnType<typeof readTables>>} tables @param {Vocabulary} vocabulary */
+  constructor(tables, vocabulary) {
     this.vocabulary = vocabulary;
-    this.machine = new Machine(new Heap(module), tables, vocabulary.maxTokenLen);
+    this.machine = new Machine(vocabulary.heap, tables, vocabulary.maxTokenLen);
     this.#forget();
     /** @type {Place} */
     this.ended = { config: null, isComplete: true, next: new Map(), mask: vocabulary.eosMask, forced: new Uint8Array() };
@@ -83,11 +77,11 @@ class Grammar {
     const config = place.config && text.length ? this.machine.advance(place.config, text) : null;
     if (!config) return null;
     const after = this.at(config);
-    this.#numBytes += BYTES_PER_PLACE;
+    this.#numBytes += py._BYTES_PER_PLACE;
     // What is forced after a token is the rest of what was forced before it, if that was not cut off.
     const { forced } = place;
     const isRest = forced && forced.length > text.length && text.every((byte, i) => byte === forced[i]);
-    if (isRest && forced.length <= MAX_FORCED_BYTES - MAX_CHAR_BYTES) after.forced ??= forced.subarray(text.length);
+    if (isRest && forced.length <= py.MAX_FORCED_BYTES - py._MAX_CHAR_BYTES) after.forced ??= forced.subarray(text.length);
     place.next.set(id, after);
     return after;
   }
@@ -99,7 +93,7 @@ class Grammar {
 
   /** @param {Place} place */
   forced(place) {
-    return (place.forced ??= this.machine.forcedRun(/** @type {Config} */ (place.config), MAX_FORCED_BYTES));
+    return (place.forced ??= this.machine.forcedRun(/** @type {Config} */ (place.config), py.MAX_FORCED_BYTES));
   }
 
   /** The place of a configuration. @param {Config} config */
@@ -113,25 +107,10 @@ class Grammar {
     return place;
   }
 
-  /** Forgets what is remembered if it is too much. @param {() => void} again goes on with the text that is being read */
-  bound(again) {
+  /** Forgets everything if too much is remembered. Matchers then read their tokens again. */
+  bound() {
     const numBytes = this.#numBytes + this.masks.size * this.vocabulary.numWords * 4;
-    if (numBytes <= MEMO_BYTES && this.machine.fullness <= this.#fullest) return;
-    this.#forget();
-    again();
-    // Where the text needs much itself, half of the room that it leaves is used before this is done again.
-    this.#fullest = Math.max(FULL, (1 + this.machine.fullness) / 2);
-  }
-
-  /** Tries again with nothing remembered if a question found no room. @template T @param {() => T} ask @returns {T} */
-  worked(ask) {
-    try {
-      return ask();
-    } catch (error) {
-      if (!this.machine.needsRoom || this.machine.fullness <= FULL) throw error;
-      this.#forget();
-      return ask();
-    }
+    if (numBytes > py.MEMO_BYTES || this.machine.fullness > this.fullest) this.#forget();
   }
 
   #forget() {
@@ -221,24 +200,24 @@ class Matcher {
 
   /** The place of the text. If the grammar has forgotten it, the tokens are read again. */
   get place() {
-    if (this.#age !== this.#grammar.age) {
-      this.#age = this.#grammar.age;
-      this.#passed = [this.#grammar.start];
-      for (const token of this.#tokens) this.#passed.push(this.#step(token));
+    const grammar = this.#grammar;
+    if (this.#age !== grammar.age) {
+      this.#age = grammar.age;
+      this.#passed = [grammar.start];
+      for (const token of this.#tokens) {
+        const place = this.#passed[this.#passed.length - 1];
+        this.#passed.push(/** @type {Place} */ (place.next.get(token) ?? grammar.step(place, token)));
+      }
+      // Where the text needs much itself, half of the room that it leaves is used before everything is forgotten again.
+      grammar.fullest = Math.max(py._FULL, (1 + grammar.machine.fullness) / 2);
     }
     return this.#passed[this.#passed.length - 1];
   }
 
-  /** @param {number} token @returns {Place} */
-  #step(token) {
-    const place = this.#passed[this.#passed.length - 1];
-    return /** @type {Place} */ (place.next.get(token) ?? this.#grammar.step(place, token));
-  }
-
   /** @template T @param {(place: Place) => T} question @returns {T} */
   #ask(question) {
-    const found = this.#grammar.worked(() => question(this.place));
-    this.#grammar.bound(() => this.place);
+    const found = question(this.place);
+    this.#grammar.bound();
     return found;
   }
 }
