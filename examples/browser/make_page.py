@@ -44,10 +44,10 @@ def make_page(folder: Path, packages: Path) -> None:
     grammar = ["--json-schema", json.dumps(SCHEMA), "--tokenizer", "tiny"]
     if cli.main(["grammar", "export", str(folder / "record.grammar"), *grammar]):
         raise SystemExit("the grammar could not be exported, for the reason above")
-    (folder / "grammar" / "dist").mkdir(parents=True, exist_ok=True)
+    (folder / "grammar").mkdir(exist_ok=True)
     for file in MODULE.glob("*.js"):
         shutil.copy(file, folder / "grammar")
-    subprocess.run([sys.executable, MODULE / "build.py", folder / "grammar/dist/kernels.wasm"], check=True)
+    subprocess.run([sys.executable, MODULE / "build.py", folder / "grammar/dist"], check=True)
 
 
 if __name__ == "__main__":
