@@ -26,11 +26,17 @@ from jsg.waits import WaitReason, waiting
 
 KEPT_BYTES = 64 * 2**20
 BYTES_PER_ROW = 8  # of a vocabulary, as text
-MEDIA_TYPE = "application/octet-stream"
-NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable"}
-ASK_AGAIN = {"Cache-Control": "private, no-cache"}
+OF_A_KEY = {"Vary": "Authorization, X-Api-Key"}
+NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable", **OF_A_KEY}
+ASK_AGAIN = {"Cache-Control": "private, no-cache", **OF_A_KEY}
 
 router = new_router()
+
+
+class Binary(Response):
+    """The kind of response that the description of the interface names."""
+
+    media_type = "application/octet-stream"
 
 
 @final
@@ -101,7 +107,7 @@ async def compile_grammar(
     return json_response({"object": "grammar", "digest": digest, "bytes": len(tables)})
 
 
-@router.get("/v1/grammars/{digest}")
+@router.get("/v1/grammars/{digest}", response_class=Binary)
 async def get_grammar(digest: str, request: Request, caller: CurrentCaller, kept: Kept) -> Response:
     """Gives the tables of a grammar that the same key had compiled lately, as `jsg grammar export` writes them."""
     tables = kept.get(caller.tenant, digest)
@@ -110,12 +116,12 @@ async def get_grammar(digest: str, request: Request, caller: CurrentCaller, kept
             f"digest must name a grammar that this key had compiled lately, but {digest[:100]!r} is not found: it was "
             "never compiled, or was dropped for want of room; send the grammar to /v1/grammars again"
         )
-    return respond_with_file(request, tables, f'"{digest}"', MEDIA_TYPE, NEVER_CHANGES)
+    return respond_with_file(request, tables, f'"{digest}"', Binary.media_type, NEVER_CHANGES)
 
 
-@router.get("/v1/vocabulary")
+@router.get("/v1/vocabulary", response_class=Binary)
 async def get_vocabulary(request: Request, front: ReadyFront) -> Response:
     """Gives the vocabulary of the served model, which its grammars need, as `jsg grammar export` writes it."""
     size = BYTES_PER_ROW * front.generator.info.vocab_size
     content = await front.threads.run(lambda: front.vocabulary, size)
-    return respond_with_file(request, content, f'"{digest_of(content)}"', MEDIA_TYPE, ASK_AGAIN)
+    return respond_with_file(request, content, f'"{digest_of(content)}"', Binary.media_type, ASK_AGAIN)
