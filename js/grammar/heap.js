@@ -74,8 +74,8 @@ export class Heap {
 
 /** Arrays that are given up together. */
 export class Region {
-  /** @type {[number, number][]} */
-  #blocks = [];
+  /** Sizes of blocks by their address. @type {Map<number, number>} */
+  #blocks = new Map();
 
   /** @param {Heap} heap */
   constructor(heap) {
@@ -86,8 +86,14 @@ export class Region {
   array(rows, columns, itemBytes) {
     const size = 2 ** Math.max(Math.ceil(Math.log2(rows * columns * itemBytes)), 3);
     const address = this.heap.take(size);
-    this.#blocks.push([address, size]);
+    this.#blocks.set(address, size);
     return { address, rows, columns, itemBytes };
+  }
+
+  /** Gives an array up. @param {Place} array */
+  drop({ address }) {
+    this.heap.give(address, this.#blocks.get(address) ?? 0);
+    this.#blocks.delete(address);
   }
 
   /** A copy as a vector. @param {any} given a typed array */
@@ -105,7 +111,8 @@ export class Region {
   }
 
   clear() {
-    for (const [address, size] of this.#blocks.splice(0)) this.heap.give(address, size);
+    for (const [address, size] of this.#blocks) this.heap.give(address, size);
+    this.#blocks.clear();
   }
 }
 

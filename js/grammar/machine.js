@@ -17,6 +17,7 @@ const dropped = new FinalizationRegistry((regions) => regions.forEach((region) =
 export class Machine {
   /** @type {Record<string, Place>} */
   #arrays = {};
+  #numBytes = 0;
   /** Sets of characters in this grammar's classes of bytes. @type {Map<Int16Array, any>} */
   #spellings = new Map();
 
@@ -71,7 +72,7 @@ export class Machine {
 
   /** How much of its limits is used, from 0 to 1. */
   get fullness() {
-    return Math.max(this.#get(py.STATES) / MAX_STATES, numBytes(this.#arrays) / MAX_BYTES);
+    return Math.max(this.#get(py.STATES) / MAX_STATES, this.#numBytes / MAX_BYTES);
   }
 
   /** The configuration after these bytes; null if they may not come. @param {Config} config @param {Uint8Array} data */
@@ -203,35 +204,36 @@ export class Machine {
     if (which === py.TOO_MUCH_WORK || (which === py.HEADS && heads.columns > 2 * HEADS)) {
       throw new GrammarError(`a text may be read in at most ${HEADS} ways at once, but this one can be read in more`);
     }
-    const larger = Object.fromEntries(NAMES.map((name) => [name, { ...this.#arrays[name] }]));
-    for (const name of GROWING[which]) larger[name].rows *= which === py.HEADS ? 1 : 2;
-    if (which === py.HEADS) larger.heads.columns = 2 * heads.columns - 1;
-    if (which === py.STATES) larger.trans.rows = larger.states.rows = Math.min(larger.states.rows, MAX_STATES);
-    if ((which === py.STATES && states.rows === MAX_STATES) || numBytes(larger) > MAX_BYTES) {
+    const growing = GROWING[which].map((name) => ({ name, ...this.#arrays[name] }));
+    const added = growing.reduce((sum, array) => sum + numBytes(array), 0);
+    if ((which === py.STATES && states.rows === MAX_STATES) || this.#numBytes + added > MAX_BYTES) {
       throw new GrammarError(`a text may need at most ${MAX_STATES} states and ${MAX_BYTES} bytes, but this one needs more`);
     }
-    for (const name of GROWING[which]) {
-      const { address, rows, columns, itemBytes } = this.#arrays[name];
-      this.#place(name, larger[name].rows, larger[name].columns);
-      const [from, to] = [columns * itemBytes, larger[name].columns * itemBytes];
+    for (const { name, address, rows, columns, itemBytes } of growing) {
+      const room = which === py.HEADS ? rows : which === py.STATES ? Math.min(2 * rows, MAX_STATES) : 2 * rows;
+      const wide = which === py.HEADS ? 2 * columns - 1 : columns;
+      const old = this.#place(name, room, wide);
       for (let row = 0; row < rows && which !== py.ENTRIES; row++) { // entries are only a memo
-        const begin = address + row * from;
-        this.heap.bytes.copyWithin(this.#arrays[name].address + row * to, begin, begin + from);
+        const [from, to] = [address + row * columns * itemBytes, this.#arrays[name].address + row * wide * itemBytes];
+        this.heap.bytes.copyWithin(to, from, from + columns * itemBytes);
       }
+      this.memory.drop(old);
     }
-    if (which === py.HEADS) this.#set(py.MAX_HEADS, (larger.heads.columns - 1) / 2);
+    if (which === py.HEADS) this.#set(py.MAX_HEADS, (this.#arrays.heads.columns - 1) / 2);
     if (which === py.ENTRIES) this.#set(py.ENTRIES, 0);
-    this.#place("state_index", slotsOf(larger.states.rows), 1, -1);
-    this.#place("frame_index", slotsOf(larger.frames.rows), 1, -1);
+    for (const [name, of] of [["state_index", "states"], ["frame_index", "frames"]]) {
+      this.memory.drop(this.#place(name, slotsOf(this.#arrays[of].rows), 1, -1));
+    }
     this.heap.call(this.t, this.m, "rebuild_indexes", 0, []);
   }
 
-  /** Makes an array and tells kernels of it. @param {string} name @param {number} rows @param {number} columns @param {number} item */
+  /** Makes an array and tells kernels of it. Gives the one before it. @param {string} name @param {number} rows @param {number} columns @param {number} item */
   #place(name, rows, columns = 1, item = 0) {
-    const place = this.memory.array(rows, columns, /** @type {any} */ (py.MEMORY)[name]);
-    if (item) this.heap.view(place, Int32Array).fill(item);
-    this.#arrays[name] = place;
-    this.heap.setField(this.m, NAMES.indexOf(name), place);
+    const [old, made] = [this.#arrays[name], this.memory.array(rows, columns, /** @type {any} */ (py.MEMORY)[name])];
+    this.#numBytes += numBytes(made) - (old ? numBytes(old) : 0);
+    if (item) this.heap.view(made, Int32Array).fill(item);
+    this.heap.setField(this.m, NAMES.indexOf(name), (this.#arrays[name] = made));
+    return old;
   }
 
   /** @param {number} keep */
@@ -314,7 +316,7 @@ function slotsOf(numEntries) {
   return 2 ** Math.ceil(Math.log2(py._INDEX_SLOTS * numEntries));
 }
 
-/** @param {Record<string, Place>} arrays */
-function numBytes(arrays) {
-  return Object.values(arrays).reduce((sum, { rows, columns, itemBytes }) => sum + rows * columns * itemBytes, 0);
+/** @param {Place} array */
+function numBytes({ rows, columns, itemBytes }) {
+  return rows * columns * itemBytes;
 }

@@ -2,7 +2,7 @@
 
 import * as py from "./dist/layout.js";
 import { readVocabulary } from "./files.js";
-import { Heap } from "./heap.js";
+import { Heap, found } from "./heap.js";
 
 /** Sets of characters that a text may be made of, as bits. */
 const [IS_TEXT, IS_JSON, IS_WORDS, IS_LOWER] = [1, 2, 4, 8];
@@ -20,6 +20,9 @@ const KINDS = Uint8Array.from(WORDS, (words, byte) => {
 
 /** The tokens in the order of their texts. What masks need is made when it is first used. */
 export class Vocabulary {
+  /** @type {Map<number, Uint32Array>} */
+  #rooms = new Map();
+
   /** @param {Uint8Array | ArrayBuffer} file @param {Promise<WebAssembly.Module>} kernels */
   static async read(file, kernels) {
     return new Vocabulary(await readVocabulary(file), new Heap(await kernels));
@@ -39,22 +42,25 @@ export class Vocabulary {
       this.maxTokenLen = Math.max(this.maxTokenLen, start[i + 1] - start[i]);
     }
     this.trie = lazy(() => this.trieOf(new Uint8Array(ids.length)));
-    this.slices = lazy(() => ({
+    this.slices = {
       short: new Slice(this, JSON_TEXT, IS_JSON, py.SHORT_CHARS),
       long: new Slice(this, JSON_TEXT, IS_JSON, py.LONG_CHARS),
       json: new Slice(this, JSON_TEXT, IS_JSON),
       text: new Slice(this, TEXT, IS_TEXT),
       words: new Slice(this, WORDS, IS_WORDS),
       lower: new Slice(this, LOWER, IS_LOWER),
-    }));
-    /** For each number of characters, the mask of the tokens of the slice `json` with at most so many. */
-    this.room = Array.from({ length: py.LONG_CHARS + 1 }, (_, most) => new Slice(this, JSON_TEXT, IS_JSON, most).mask);
+    };
   }
 
   /** The bytes that a grammar reads for a token; none where it reads none. @param {number} id */
   textOf(id) {
     const place = this.places[id] ?? -1;
     return place < 0 ? new Uint8Array() : this.texts.subarray(this.start[place], this.start[place + 1]);
+  }
+
+  /** The mask of the tokens of the slice `json` with at most this many characters. @param {number} most */
+  room(most) {
+    return found(this.#rooms, most, () => new Slice(this, JSON_TEXT, IS_JSON, most).mask());
   }
 
   /** The sets of characters that each text is made of, and how many characters begin in it. */
