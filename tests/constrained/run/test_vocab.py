@@ -102,8 +102,8 @@ def test_a_vocabulary_survives_being_sent_as_grammars_read_it():
 def test_a_vocabulary_that_points_outside_is_refused():
     good = {"size": [3], "eos_ids": [2], "ids": [1, 0], "text_start": [0, 1, 2], "texts": [97, 98]}
     Vocabulary.from_bytes(FORM.pack({name: np.array(value) for name, value in good.items()}))
-    for wrong in ({"size": [1]}, {"eos_ids": [3]}, {"text_start": [0, 2, 1, 2]}, {"text_start": [0, 1, 3]}, {"size": []},
-                  {"texts": [0xFF, 0x80]}, {"texts": [98, 97]}, {"text_start": [0, -1, 2]},
+    for wrong in ({"size": [1]}, {"eos_ids": [3]}, {"text_start": [0, 2, 1, 2]}, {"text_start": [0, 1, 3]},
+                  {"size": []}, {"texts": [0xFF, 0x80]}, {"texts": [98, 97]}, {"text_start": [0, -1, 2]},
                   {"ids": [0, 0]}, {"ids": [-1, 0]}, {"ids": [2, 1]}, {"ids": [9, 1]}):  # fmt: skip
         values = {name: np.array(value, np.int64) for name, value in (good | wrong).items()}
         with pytest.raises(ValueError, match="bytes of a vocabulary are damaged"):
