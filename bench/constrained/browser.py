@@ -96,7 +96,9 @@ def run(engine: str, browser: Any, folders: dict[str, Path], given: dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, help="where npm has installed @mlc-ai/web-xgrammar")
-    parser.add_argument("--maskbench", type=Path, metavar="DATA", help="read schemas of maskbench-dev.jsonl there instead")
+    parser.add_argument(
+        "--maskbench", type=Path, metavar="DATA", help="read schemas of maskbench-dev.jsonl there instead"
+    )
     parser.add_argument("--share", type=int, default=20, help="with --maskbench: every N-th schema only")
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
     options = parser.parse_args()

@@ -19,7 +19,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -141,6 +140,7 @@ def _uint(value: int) -> bytes:
 
 
 def main() -> None:
+    """Writes both files into the directory that the command names."""
     directory = Path(sys.argv[1])
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "kernels.wasm").write_bytes(module_of(object_of(with_run(*llvm_code()))))

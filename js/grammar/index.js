@@ -30,6 +30,7 @@ async function compileKernels() {
  */
 export async function load(tables, vocabulary) {
   kernels ??= compileKernels();
+  kernels.catch(() => (kernels = undefined)); // so that they can be fetched another time
   const [grammar, words] = await Promise.all([
     readTables(tables),
     vocabulary instanceof Vocabulary ? vocabulary : Vocabulary.read(vocabulary, kernels),

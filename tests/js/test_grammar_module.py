@@ -38,6 +38,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 MODULE = ROOT / "js" / "grammar"
+ANSWERS = Path(__file__).with_name("answers.mjs")
 LONGEST = 200
 Choose = Callable[[GrammarMasker, np.ndarray], Iterator[int]]
 
@@ -58,7 +59,7 @@ def ask(module: Path, tmp_path: Path) -> Callable[..., Any]:
 
     def answers(work: Any, module: Path = module) -> Any:
         (tmp_path / "work.json").write_text(json.dumps(work))
-        command = [node, Path(__file__).with_name("answers.mjs"), module / "index.js", tmp_path / "work.json"]
+        command = [node, ANSWERS, module / "index.js", tmp_path / "work.json"]
         return json.loads(subprocess.run(command, check=True, timeout=300, stdout=subprocess.PIPE).stdout)
 
     return answers
@@ -149,12 +150,12 @@ def test_languages(language_work: Work, ask: Callable[..., Any]) -> None:
     assert ask(language_work.request()) == language_work.expected
 
 
-def test_what_is_remembered_may_be_forgotten(language_work: Work, ask: Callable[..., Any], module: Path, tmp_path: Path) -> None:
+def test_what_is_remembered_may_be_forgotten(language_work: Work, ask: Callable[..., Any], module: Path) -> None:
     """With next to no memory everything but the numbers of states and frames is the same."""
-    shutil.copytree(module, tmp_path / "small")
-    layout = tmp_path / "small" / "dist" / "layout.js"
+    small = shutil.copytree(module, module.with_name("small"))
+    layout = small / "dist" / "layout.js"
     layout.write_text(re.sub("MEMO_BYTES = .*;", "MEMO_BYTES = 40000;", layout.read_text()))
-    found = ask(language_work.request(), tmp_path / "small")
+    found = ask(language_work.request(), small)
     assert any(found != expected for found, expected in zip(found, language_work.expected, strict=True))
     assert [_without_configs(each) for each in found] == [_without_configs(each) for each in language_work.expected]
 
@@ -182,8 +183,10 @@ def test_in_chromium(language_work: Work, module: Path, browser: Any) -> None:
     work = Work(language_work.vocabularies)
     work.grammars = language_work.grammars[:20]
     page = browser.new_page()
-    page.route("https://module.test/**", lambda route: route.fulfill(path=module / urlsplit(route.request.url).path[1:]))
-    page.route("**/answers.mjs", lambda route: route.fulfill(path=Path(__file__).with_name("answers.mjs")))
+    page.route(
+        "https://module.test/**", lambda route: route.fulfill(path=module / urlsplit(route.request.url).path[1:])
+    )
+    page.route("**/answers.mjs", lambda route: route.fulfill(path=ANSWERS))
     page.goto("https://module.test/package.json")
     ask = "async (work) => (await import('/answers.mjs')).answersTo((await import('/index.js')).load, work)"
     found = page.evaluate(ask, work.request())
@@ -200,7 +203,8 @@ def test_damaged_and_foreign_files_are_refused(ask: Callable[..., Any]) -> None:
     for _ in range(400):
         name = chance.choice([*arrays, "start", "max_push"])
         array = np.array(getattr(tables, name))
-        array[tuple(chance.randrange(length) for length in array.shape)] = chance.choice((0, 1, 2, 3, 6, 7, 30, 100, 120))
+        place = tuple(chance.randrange(length) for length in array.shape)
+        array[place] = chance.choice((0, 1, 2, 3, 6, 7, 30, 100, 120))
         files.append(tables._replace(**{name: array if array.shape else int(array)}).to_bytes())
     said = ask({"pairs": [[_text(file), _text(words)] for file in files]})
     assert [bool(each) for each in said] == [_is_refused(file) for file in files]
