@@ -21,18 +21,18 @@ async function read(file, form) {
     throw new GrammarError(`${form.what} must begin with "${form.kind}", but this begins with ${JSON.stringify(kind)}`);
   }
   const view = new DataView(bytes.buffer);
-  const long = (/** @type {number} */ at) => Number(view.getBigInt64(at, true));
+  const long = (at) => Number(view.getBigInt64(at, true));
   if (long(16) !== form.version) {
     throw new GrammarError(`${form.what} must be of version ${form.version}, but this is of version ${long(16)}`);
   }
   if (!globalThis.crypto?.subtle) throw new GrammarError("a page must come over HTTPS or from localhost to check digests");
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes.subarray(HEADER_BYTES)));
   check(form, digest.every((byte, i) => byte === bytes[24 + i]));
-  const arrays = /** @type {Arrays} */ ({});
+  const arrays = {};
   let end = HEADER_BYTES;
   for (const [name, type, axes] of form.arrays) {
     check(form, end + 16 <= bytes.length);
-    const [at, rows, columns, Type] = [end + 16, long(end), long(end + 8), TYPES[/** @type {"uint8"} */ (type)]];
+    const [at, rows, columns, Type] = [end + 16, long(end), long(end + 8), TYPES[type]];
     end = at + Math.ceil((rows * columns * Type.BYTES_PER_ELEMENT) / 8) * 8;
     check(form, rows >= 0 && columns >= 0 && end <= bytes.length && (columns === 1 || axes === 2));
     arrays[name] = { at, rows, columns, data: new Type(bytes.buffer, at, rows * columns) };
@@ -53,12 +53,12 @@ export async function readTables(file) {
   check(py.GRAMMAR, start >= 0 && start < numLists && numRules >= 0 && numRules < 2 ** 31);
   check(py.GRAMMAR, maxPush >= 0 && maxPush <= positions.rows && positions.data[py.KIND] === py.END_RULE);
   check(py.GRAMMAR, starts[0] === 0 && starts[numLists] === list_items.rows);
-  for (const [array, column, bound] of /** @type {[Given, number, number][]} */ ([
+  for (const [array, column, bound] of [
     [classes, 0, sets.columns], [list_items, 0, positions.rows], [rule_ends, 0, positions.rows],
     [positions, py.KIND, bounds.length], [positions, py.SET, sets.rows], [positions, py.FOLLOW, numLists],
     [branches, py.BRANCH_LIST, numLists], [loops, py.BRANCHES, branches.rows], [loops, py.BRANCHES_END, branches.rows + 1],
     [loops, py.SEPARATOR_KIND, 3], [loops, py.FIRST_END, positions.rows],
-  ])) check(py.GRAMMAR, isWithin(array, column, bound)); // prettier-ignore
+  ]) check(py.GRAMMAR, isWithin(array, column, bound));
   for (let i = 0; i < numLists; i++) check(py.GRAMMAR, starts[i] <= starts[i + 1]);
   for (let i = 0; i < positions.data.length; i += 4) {
     const argument = positions.data[i + py.ARGUMENT];

@@ -39,15 +39,15 @@ export class Grammar {
     this.machine.clear();
     this.#places.clear();
     this.#masks.clear();
-    this.#numBytes = 0;
+    [this.#numBytes, this.#most] = [0, 0];
     this.age++;
   }
 
   /** The places that tokens lead to, from the start on. @param {number[]} tokens */
   placesOf(tokens) {
     const places = [this.#at(this.machine.start)];
-    for (const token of tokens) places.push(/** @type {Place} */ (this.step(places[places.length - 1], token)));
-    this.#most = Math.max(py._FULL, this.#fullness + LEAST_ROOM); // where a text needs much itself
+    for (const token of tokens) places.push(this.step(places[places.length - 1], token));
+    this.#most ||= Math.max(py._FULL, this.#fullness + LEAST_ROOM); // a text that was read again may need much itself
     return places;
   }
 
@@ -115,7 +115,7 @@ export class Grammar {
   #at(config) {
     return found(this.#places, config.join(), () => {
       this.#numBytes += py._BYTES_PER_PLACE;
-      return /** @type {Place} */ ({ config, isComplete: this.machine.isAccepting(config) });
+      return { config, isComplete: this.machine.isAccepting(config) };
     });
   }
 }

@@ -20,7 +20,7 @@ export class Heap {
   constructor(module) {
     const stack = new WebAssembly.Global({ value: "i32", mutable: true }, STACK_BYTES);
     const env = { __linear_memory: this.#memory, __stack_pointer: stack };
-    this.run = /** @type {any} */ (new WebAssembly.Instance(module, { env }).exports.run);
+    this.run = new WebAssembly.Instance(module, { env }).exports.run;
     this.#see();
     this.shared = new Region(this);
     this.operands = this.shared.array(MAX_ARRAYS, 1, FIELD_BYTES).address;
@@ -29,7 +29,7 @@ export class Heap {
   /** The result of a kernel. @param {number} t @param {number} m @param {string} kernel @param {number} value @param {Place[]} operands @returns {number} */
   call(t, m, kernel, value, operands) {
     for (let i = 0; i < operands.length; i++) this.setField(this.operands, i, operands[i]);
-    return this.run(/** @type {any} */ (py.KERNELS)[kernel], t, m, value, this.operands);
+    return this.run(py.KERNELS[kernel], t, m, value, this.operands);
   }
 
   /** @param {number} record @param {number} number @param {Place | number} field */
@@ -89,8 +89,8 @@ export class Region {
 
   /** Gives an array up. @param {{address: number}} array */
   drop({ address }) {
-    const size = /** @type {number} */ (this.#blocks.get(address));
-    found(this.heap.free, size, () => /** @type {number[]} */ ([])).push(address);
+    const size = this.#blocks.get(address);
+    found(this.heap.free, size, () => []).push(address);
     this.#blocks.delete(address);
     this.numBytes -= size;
   }
@@ -117,5 +117,5 @@ export class Region {
 /** The value of a key, made if it is missing. @template K, V @param {Map<K, V>} map @param {K} key @param {() => V} made @returns {V} */
 export function found(map, key, made) {
   if (!map.has(key)) map.set(key, made());
-  return /** @type {V} */ (map.get(key));
+  return map.get(key);
 }

@@ -31,7 +31,7 @@ export class Machine {
     this.t = fixed.record([...arrays, tables.start, tables.numRules, tables.maxPush]);
     this.m = fixed.record(NAMES.map(() => 0));
     [this.classes, this.loops, this.numClasses] = [given.classes.data, given.loops.data, given.sets.columns];
-    const onlyByte = (/** @type {unknown} */ _, /** @type {number} */ klass) =>
+    const onlyByte = (_, klass) =>
       this.classes.indexOf(klass) === this.classes.lastIndexOf(klass) ? this.classes.indexOf(klass) : -1;
     this.onlyByte = fixed.copy(Int16Array.from({ length: this.numClasses }, onlyByte));
     this.clear();
@@ -101,7 +101,7 @@ export class Machine {
       return length;
     });
     const data = this.heap.bytes.slice(out.address, out.address + size);
-    const isPossible = (/** @type {number} */ klass) => this.heap.bytes[classes.address + klass] !== 0;
+    const isPossible = (klass) => this.heap.bytes[classes.address + klass] !== 0;
     if (!size || !this.classes.subarray(0x80, 0xc0).some(isPossible)) return data;
     while (size && data[size - 1] >= 0x80 && data[size - 1] < 0xc0) size--; // the last character is incomplete
     return data.slice(0, size && data[size - 1] >= 0xc0 ? size - 1 : size);
@@ -227,7 +227,7 @@ export class Machine {
 
   /** Makes an array and tells kernels of it. The one before it is free for arrays that are made later. @param {string} name @param {number} rows @param {number} columns @param {number} item */
   #place(name, rows, columns = 1, item = 0) {
-    const [old, made] = [this.#arrays[name], this.memory.array(rows, columns, /** @type {any} */ (py.MEMORY)[name])];
+    const [old, made] = [this.#arrays[name], this.memory.array(rows, columns, py.MEMORY[name])];
     if (item) this.heap.view(made, Int32Array).fill(item);
     this.heap.setField(this.m, NAMES.indexOf(name), (this.#arrays[name] = made));
     if (!old) return;
