@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import llvmlite.binding as llvm
 import numba
@@ -36,8 +37,8 @@ _CUSTOM, _FUNCTIONS, _EXPORTS, _CODE = 0, 3, 7, 10
 
 def llvm_code() -> tuple[str, str]:
     """Numba's LLVM code of `link.run` with all kernels, not yet optimised for a processor, and the function's name."""
-    vars(jit)["Kernels"] = lambda *_: None  # which would compile them for this processor
-    importlib.import_module("jsg.constrained.run.kernels")
+    with mock.patch.object(jit, "Kernels"):  # which would compile them for this processor
+        importlib.import_module("jsg.constrained.run.kernels")
     options: Any = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     function: Any = numba.njit(pipeline_class=link.LinkedCompiler, **options)(link.run)
     function.compile(link.signature(tables.StaticTables, memory.Memory))

@@ -36,8 +36,7 @@ __all__ = ["browser"]
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-MODULE = ROOT / "js" / "grammar"
+MODULE = Path(__file__).parents[3] / "js" / "grammar"
 ANSWERS = Path(__file__).with_name("answers.mjs")
 LONGEST = 200
 Choose = Callable[[GrammarMasker, np.ndarray], Iterator[int]]
