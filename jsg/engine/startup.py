@@ -168,11 +168,13 @@ class Settings:
             "max_states": config.max_states,
             "vision_cache_size": self.vision,
             "task": "generate" if self.embedder is None else "embed",
+            "speculative": "off" if self.model.draft is None else "auto",
         }
         device = f"{self.device.count} x {processor()}" if self.platform == "cpu" else self.device.name
         if self.device.capability is not None:
             device = f"{self.device.count} of compute capability {'.'.join(map(str, self.device.capability))}"
-        model = hashlib.sha256(repr((self.model, self.model.names.kept)).encode()).hexdigest()[:16]
+        plain = dataclasses.replace(self.model, draft=None)
+        model = hashlib.sha256(repr((plain, plain.names.kept)).encode()).hexdigest()[:16]
         named = {option(name): str(value) for name, value in options.items()}
         return code_identity([self.platform]) | {"device": device, "a model of shape": model} | named
 
