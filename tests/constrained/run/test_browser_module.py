@@ -26,10 +26,11 @@ from jsg.constrained.tables import StaticTables
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 from tests.constrained.aids import maskbench
+from tests.constrained.build.test_ambiguous import PALINDROMES
 from tests.constrained.samples import SAMPLES
 from tests.constrained.test_ebnf import EXAMPLE_TEXTS, EXAMPLES, READ
 from tests.constrained.test_regex import PLAIN
-from tests.constrained.vocabularies import odd_vocabulary, tekken, tokenize
+from tests.constrained.vocabularies import odd_vocabulary, tekken, tokenize, word_vocabulary
 from tests.page.conftest import browser
 
 __all__ = ["browser"]
@@ -137,11 +138,13 @@ def languages() -> Iterator[tuple[StaticTables, list[str]]]:
 
 @pytest.fixture(scope="module")
 def language_work() -> Work:
-    work = Work({"tekken": tekken(), "odd": odd_vocabulary()})
+    work = Work({"tekken": tekken(), "odd": odd_vocabulary(), "long": word_vocabulary(b"a", b"b", b"a" * 200)})
     for number, (tables, texts) in enumerate(languages()):
         read = [tokenize(tekken(), text.encode())[:LONGEST] for text in texts]
         work.add(tables, "tekken", [*read, wandering(number)])
         work.add(tables, "odd", [wandering(number)])
+    # More ways to read a text, and longer tokens, than there is room for at first.
+    work.add(compile_tables(GrammarSpec("ebnf", PALINDROMES)), "long", [[1] * 80, [3, 2, 3]])
     return work
 
 
