@@ -97,7 +97,10 @@ def _answer(masker: GrammarMasker, mask: np.ndarray) -> list[Any]:
         if not masker.fill_mask(mask):
             mask[...] = masker.grammar.vocabulary.all_mask
         config = [part for head in masker._place.config or () for part in head]
-        return [hashlib.sha256(mask).hexdigest(), masker.forced_bytes().hex(), masker.is_complete(), config]
+        forced, is_complete = masker.forced_bytes(), masker.is_complete()
+        is_inside = b"\x80" <= forced[:1] < b"\xc0"
+        text = "" if is_inside else forced.partition(b"\xff")[0].decode(errors="replace")
+        return [hashlib.sha256(mask).hexdigest(), forced.hex(), text, is_complete, config]
     except GrammarError:
         mask[...] = 0
         return ["GrammarError"]
@@ -132,7 +135,7 @@ def languages() -> Iterator[tuple[StaticTables, list[str]]]:
         yield compile_tables(GrammarSpec("ebnf", text)), [*good, *bad]
     for name, (good, bad, _) in EXAMPLE_TEXTS.items():
         yield compile_tables(GrammarSpec("ebnf", (EXAMPLES / f"{name}.gbnf").read_text())), [*good, *bad]
-    for pattern in PLAIN:
+    for pattern in [*PLAIN, "\ufeffé[ab]"]:  # a forced text that begins with a byte order mark
         yield compile_tables(GrammarSpec("regex", pattern)), []
 
 
