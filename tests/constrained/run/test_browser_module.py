@@ -97,7 +97,10 @@ def _answer(masker: GrammarMasker, mask: np.ndarray) -> list[Any]:
         if not masker.fill_mask(mask):
             mask[...] = masker.grammar.vocabulary.all_mask
         config = [part for head in masker._place.config or () for part in head]
-        return [hashlib.sha256(mask).hexdigest(), masker.forced_bytes().hex(), masker.is_complete(), config]
+        forced, is_complete = masker.forced_bytes(), masker.is_complete()
+        is_inside = b"\x80" <= forced[:1] < b"\xc0"
+        text = "" if is_inside else forced.partition(b"\xff")[0].decode(errors="replace")
+        return [hashlib.sha256(mask).hexdigest(), forced.hex(), text, is_complete, config]
     except GrammarError:
         mask[...] = 0
         return ["GrammarError"]
@@ -132,7 +135,7 @@ def languages() -> Iterator[tuple[StaticTables, list[str]]]:
         yield compile_tables(GrammarSpec("ebnf", text)), [*good, *bad]
     for name, (good, bad, _) in EXAMPLE_TEXTS.items():
         yield compile_tables(GrammarSpec("ebnf", (EXAMPLES / f"{name}.gbnf").read_text())), [*good, *bad]
-    for pattern in PLAIN:
+    for pattern in [*PLAIN, "\ufeffé[ab]"]:  # a forced text that begins with a byte order mark
         yield compile_tables(GrammarSpec("regex", pattern)), []
 
 
@@ -206,7 +209,7 @@ def test_damaged_and_foreign_files_are_refused(ask: Callable[..., Any]) -> None:
         name = chance.choice([*arrays, "start", "max_push"])
         array = np.array(getattr(tables, name))
         place = tuple(chance.randrange(length) for length in array.shape)
-        array[place] = chance.choice((0, 1, 2, 3, 6, 7, 30, 100, 120))
+        array[place] = np.array(chance.choice((-1, 0, 1, 2, 3, 6, 7, 30, 100, 120))).astype(array.dtype)
         files.append(tables._replace(**{name: array if array.shape else int(array)}).to_bytes())
     said = ask({"pairs": [[_text(file), _text(words)] for file in files]})
     assert [bool(each) for each in said] == [_is_refused(file) for file in files]
