@@ -33,14 +33,15 @@ export class Grammar {
     return Math.max((py._FULL * this.#numBytes) / py.MEMO_BYTES, this.machine.fullness);
   }
 
-  /** Forgets everything if it is too much. */
+  /** Forgets everything if it is too much, and says whether it was. */
   bound() {
-    if (this.#fullness <= this.#most) return;
+    if (this.#fullness <= this.#most) return false;
     this.machine.clear();
     this.#places.clear();
     this.#masks.clear();
     [this.#numBytes, this.#most] = [0, 0];
     this.age++;
+    return true;
   }
 
   /** The places that tokens lead to, from the start on. @param {number[]} tokens */
