@@ -94,7 +94,7 @@ export class Grammar {
     const [slices, trie] = [this.vocabulary.slices, this.vocabulary.trie];
     let deepest = 0;
     const accepts = (/** @type {import("./vocabulary.js").Slice} */ slice) => {
-      const [isSo, depth] = this.machine.acceptsAll(config, slice.chars, slice.maxChars());
+      const [isSo, depth] = this.machine.acceptsAll(config, slice.chars, slice.tokens().maxChars);
       deepest = Math.max(deepest, depth);
       return isSo;
     };
@@ -109,7 +109,7 @@ export class Grammar {
       if (room >= py.SHORT_CHARS) part = slices.short;
       else if (accepts(slices.lower)) part = accepts(slices.words) ? slices.words : slices.lower;
     }
-    return part ? [part.mask(), part.rest(), deepest] : [null, trie(), deepest];
+    return part ? [part.tokens().mask, part.rest(), deepest] : [null, trie(), deepest];
   }
 
   /** The place of a configuration. @param {Int32Array} config */
