@@ -12,9 +12,10 @@ class Source(enum.IntEnum):
 
     FORCED = 0
     TREE = 1
-    TEXT = 2
-    PAST = 3
-    MTP = 4
+    PREDICTION = 2
+    TEXT = 3
+    PAST = 4
+    MTP = 5
 
     @property
     def label(self) -> str:
@@ -30,6 +31,7 @@ class Source(enum.IntEnum):
 _TEXTS = {
     Source.FORCED: "that a grammar forced",
     Source.TREE: "that follow the same text in the radix tree",
+    Source.PREDICTION: "that were copied from the answer that the client predicted",
     Source.TEXT: "that were copied from prompt or output of the same request",
     Source.PAST: "that were copied from past outputs of the namespace",
     Source.MTP: "that the model's own layer for drafts predicted",

@@ -1,6 +1,6 @@
 """Proposes drafts: what a grammar forces, copies, and what the model's own layer predicts.
 
-    forced ─▶ tree ─▶ own text ─▶ past outputs ─▶ the model's layer for drafts (MTP)
+    forced ─▶ tree ─▶ prediction of the client ─▶ own text ─▶ past outputs ─▶ the model's layer for drafts (MTP)
            ─▶ cut at the first token that the grammar forbids ─▶ gate
 
 A step verifies drafts: each token is sampled with its own noise under its own mask, and counts up to the first one that
@@ -23,7 +23,7 @@ from jsg.engine.grammars.constraints import Constraints
 from jsg.sched.batch import Batch, BatchEntry, Proposal
 from jsg.sched.drafts.estimates import FIRST_GUESSES, Estimates, Kind, kind_of, kinds_from
 from jsg.sched.drafts.gate import LEAST_CHANCE, Gate
-from jsg.sched.drafts.sources import DraftSource, Guess, Memories, OwnText, PastOutputs, Tree
+from jsg.sched.drafts.sources import DraftSource, Guess, Memories, OwnText, PastOutputs, Prediction, Tree
 from jsg.sched.request import RunningRequest
 from jsg.step_reports import DraftReport, Source
 
@@ -120,7 +120,7 @@ class Drafter:
         self._own_layer = own_layer
         self._outlooks: dict[str, Outlook] = {}
         self._memories = Memories()
-        self._sources: Sequence[DraftSource] = (Tree(page_size), OwnText(), PastOutputs(self._memories))
+        self._sources: Sequence[DraftSource] = (Tree(page_size), Prediction(), OwnText(), PastOutputs(self._memories))
         self._scans_left = MOST_SCANNED
         self._patience = PATIENCE
         self._counts = DraftReport()
@@ -310,7 +310,7 @@ class Drafter:
         request, counts = entry.running.request, [self._counts]
         outlook = self._outlooks.get(request.rid)
         kinds = [] if outlook is None else outlook.drafted
-        if request.sampling.return_drafts:
+        if request.sampling.return_drafts or request.prediction is not None:
             counts.append(self._reports.setdefault(request.rid, DraftReport()))
         for index in range(entry.num_drafts):
             source = Source.FORCED if index < entry.num_sure else kinds[index][0]

@@ -12,6 +12,7 @@ MTP those count that were drafted before in the same call."""
 FIRST_GUESSES = {
     Source.FORCED: (0.97,) * CLASSES,
     Source.TREE: (0.6, 0.7, 0.8, 0.85, 0.9, 0.95),
+    Source.PREDICTION: (0.0, 0.4, 0.6, 0.8, 0.9, 0.95),
     Source.TEXT: (0.0, 0.2, 0.4, 0.6, 0.8, 0.9),
     Source.PAST: (0.0, 0.2, 0.4, 0.6, 0.8, 0.9),
     Source.MTP: (0.7, 0.6, 0.5, 0.0, 0.0, 0.0),

@@ -95,6 +95,21 @@ class Tree:
 
 
 @final
+class Prediction:
+    """What follows the end of the text in the answer that the client predicts. It begins behind the prompt."""
+
+    def propose(self, running: RunningRequest, text: np.ndarray, room: int) -> Guess:
+        """See `DraftSource`."""
+        if running.request.prediction is None:
+            return Guess(Source.PREDICTION, 0, [])
+        before = running.tokens[max(running.num_prompt - LONGEST, 0) : running.num_prompt]
+        expected = np.concatenate([before, running.request.prediction.array])
+        start, num_equal = last_repeat(expected, text[-LONGEST:])
+        tokens = expected[start : start + room].tolist() if num_equal else []
+        return Guess(Source.PREDICTION, num_equal, tokens, len(expected))
+
+
+@final
 class OwnText:
     """What followed the end of the text where that stood before in it."""
 
