@@ -60,7 +60,13 @@ export class Grammar {
     const text = this.vocabulary.textOf(id);
     this.machine.refuel();
     const config = text.length && place !== this.ended ? this.machine.advance(place.config, text) : null;
-    return config && this.#at(config);
+    const after = config && this.#at(config);
+    // What is forced after a part of a forced text is the rest of it, unless it was cut off.
+    const isPart = place.forced?.length <= py.MAX_FORCED_BYTES - py._MAX_CHAR_BYTES && text.length < place.forced.length;
+    if (after && isPart && text.every((byte, i) => byte === place.forced[i])) {
+      after.forced ??= place.forced.subarray(text.length);
+    }
+    return after;
   }
 
   /** @param {Place} place */
