@@ -7,6 +7,7 @@ requests, one at a time. Only the best that each has without another model is co
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -109,4 +110,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the engines end too
     main(sys.argv[1:])
