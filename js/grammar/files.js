@@ -15,7 +15,7 @@ export class GrammarError extends Error {
 
 /** The bytes of a file, and its arrays. @param {Uint8Array | ArrayBuffer} file @param {any} form */
 async function read(file, form) {
-  const bytes = new Uint8Array(file).slice(); // nobody changes this copy, and it begins at a multiple of 8
+  const bytes = new Uint8Array(file instanceof ArrayBuffer ? file.slice(0) : file); // a copy, which nobody changes
   const kind = new TextDecoder("latin1").decode(bytes.subarray(0, 16));
   if (kind !== form.kind.padEnd(16, "\0") || bytes.length < HEADER_BYTES) {
     throw new GrammarError(`${form.what} must begin with "${form.kind}", but this begins with ${JSON.stringify(kind)}`);

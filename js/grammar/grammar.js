@@ -33,14 +33,15 @@ export class Grammar {
     return Math.max((py._FULL * this.#numBytes) / py.MEMO_BYTES, this.machine.fullness);
   }
 
-  /** Forgets everything if it is too much. */
+  /** Forgets everything if it is too much, and says whether it was. */
   bound() {
-    if (this.#fullness <= this.#most) return;
+    if (this.#fullness <= this.#most) return false;
     this.machine.clear();
     this.#places.clear();
     this.#masks.clear();
     [this.#numBytes, this.#most] = [0, 0];
     this.age++;
+    return true;
   }
 
   /** The places that tokens lead to, from the start on. @param {number[]} tokens */
@@ -93,7 +94,7 @@ export class Grammar {
     const [slices, trie] = [this.vocabulary.slices, this.vocabulary.trie];
     let deepest = 0;
     const accepts = (/** @type {import("./vocabulary.js").Slice} */ slice) => {
-      const [isSo, depth] = this.machine.acceptsAll(config, slice.chars, slice.maxChars());
+      const [isSo, depth] = this.machine.acceptsAll(config, slice.chars, slice.tokens().maxChars);
       deepest = Math.max(deepest, depth);
       return isSo;
     };
@@ -108,7 +109,7 @@ export class Grammar {
       if (room >= py.SHORT_CHARS) part = slices.short;
       else if (accepts(slices.lower)) part = accepts(slices.words) ? slices.words : slices.lower;
     }
-    return part ? [part.mask(), part.rest(), deepest] : [null, trie(), deepest];
+    return part ? [part.tokens().mask, part.rest(), deepest] : [null, trie(), deepest];
   }
 
   /** The place of a configuration. @param {Int32Array} config */

@@ -12,6 +12,8 @@ import { Vocabulary } from "./vocabulary.js";
 
 export { GrammarError };
 
+const SPECIAL_BYTE = 0xff; // begins a special token, as no text does
+
 /** @type {Promise<WebAssembly.Module> | undefined} */
 let kernels;
 
@@ -56,13 +58,13 @@ class Matcher {
   /** Which tokens may come next: token t is bit t & 31 of word t >> 5. Throws GrammarError where none may, or it is too
    * much work to find out. @param {Uint32Array} [out] where it is written */
   mask(out = new Uint32Array(this.#grammar.vocabulary.numWords)) {
-    out.set(this.#grammar.mask(this.#place));
+    out.set(this.#ask((place) => this.#grammar.mask(place)));
     return out;
   }
 
   /** Goes on by a token; false where it is not allowed, and then nothing has changed. @param {number} token */
   accept(token) {
-    const after = this.#grammar.step(this.#place, token);
+    const after = this.#ask((place) => this.#grammar.step(place, token));
     if (!after) return false;
     this.#tokens.push(token);
     this.#places.push(after);
@@ -79,15 +81,18 @@ class Matcher {
     this.#places.length -= numTokens;
   }
 
-  /** The text that must come next, up to a special token; "" where there is a choice or the text may end. */
+  /** The text that must come next, up to a special token; "" where there is a choice, or the text may end, or ends
+   * inside a character. */
   forced() {
-    const [text] = String.fromCharCode(...this.forcedBytes()).split("\xff", 1); // which begins special tokens only
-    return new TextDecoder().decode(Uint8Array.from(text, (char) => char.charCodeAt(0)));
+    const bytes = this.forcedBytes();
+    const special = bytes.indexOf(SPECIAL_BYTE);
+    if ((bytes[0] & 0xc0) === 0x80) return "";
+    return new TextDecoder("utf-8", { ignoreBOM: true }).decode(special < 0 ? bytes : bytes.subarray(0, special));
   }
 
   /** The bytes that must come next; a special token is its name between FF and FE. */
   forcedBytes() {
-    return this.#grammar.forced(this.#place).slice();
+    return this.#ask((place) => this.#grammar.forced(place)).slice();
   }
 
   /** Whether the text matches the grammar as it is. */
@@ -105,6 +110,16 @@ class Matcher {
     const other = new Matcher(this.#grammar);
     [other.#tokens, other.#places, other.#age] = [[...this.#tokens], [...this.#places], this.#age];
     return other;
+  }
+
+  /** The answer to a question. No text is refused for what earlier ones left behind. @template T @param {(place: import("./grammar.js").Place) => T} question @returns {T} */
+  #ask(question) {
+    try {
+      return question(this.#place);
+    } catch (error) {
+      if (!this.#grammar.bound()) throw error;
+      return question(this.#place);
+    }
   }
 
   /** Where the text is. The tokens are read again if the grammar has forgotten the places. */

@@ -8,6 +8,7 @@ import { Region, found } from "./heap.js";
 /** The state and the frame of each way to read a text, in pairs; frame -1 is the bottom. @typedef {Int32Array} Config */
 
 const { states: MAX_STATES, stack: STACK, heads: HEADS, machine_bytes: MAX_BYTES, mask_steps: STEPS } = py.LIMITS;
+const UNBOUNDED = BigInt(py.UNBOUNDED);
 const NAMES = Object.keys(py.MEMORY);
 /** The arrays that are enlarged when a kernel calls one full. */
 const GROWING = [["trans", "states"], ["members"], ["actions"], ["frames"], ["entries"], ["heads"], ["heads"]];
@@ -43,7 +44,7 @@ export class Machine {
     this.#spellings.clear();
     this.#arrays = {};
     const { positions, list_start, branches, loops } = this.tables.arrays;
-    const levels = this.tables.numRules + branches.rows + loops.rows + 1;
+    const levels = list_start.rows + branches.rows + loops.rows; // a file may say any number of rules
     const shapes = { // rows, columns, what is in them
       trans: [128, this.numClasses], states: [128, 4], members: [1024 + positions.rows], actions: [1024], frames: [128, 8],
       state_index: [slotsOf(128), 1, -1], frame_index: [slotsOf(128), 1, -1], entries: [64, 4],
@@ -75,7 +76,6 @@ export class Machine {
   /** @param {number} numSteps */
   #spend(numSteps) {
     this.#set(py.FUEL, this.#get(py.FUEL) - numSteps);
-    if (this.#get(py.FUEL) < 0) throw new GrammarError(`finding what may come next took more than ${STEPS} steps`);
   }
 
   /** The configuration after these bytes; null if they may not come. @param {Config} config @param {Uint8Array} data */
@@ -117,11 +117,18 @@ export class Machine {
     const top = this.#top(config);
     const nearLimit = this.#isNearLimit(top) ? top : -1;
     if (config.length > 2 || depth > py._MOST_CONTENTS) return `${nearLimit} ${config.filter((_, i) => i & 1)}`;
+    const far = this.maxTokenLen + 2;
     let [contents, frame] = [`${nearLimit}:`, config[1]];
     while (frame >= 0 && this.#depth(frame) > top - depth) {
       const at = (this.#arrays.frames.address >> 3) + 8 * frame;
       const [parent, back, loop, count, mask, sibling] = this.heap.longs.subarray(at, at + 6);
-      contents += `${back},${loop},${mask},${this.#countLeft(Number(loop), Number(count))},${sibling < 0} `;
+      contents += `${back},${loop},${mask},${sibling < 0} `;
+      if (loop >= 0) {
+        // How far the count is from both bounds of the loop. Distances that no token can cross are equal.
+        const [least, most, , required] = this.loops.subarray(10 * Number(loop), 10 * Number(loop) + 4);
+        const lacking = Math.min(Math.max(Number(least - count), 0), far);
+        contents += `${lacking},${most === UNBOUNDED ? -1 : Math.min(Number(most - count), far + Number(required))};`;
+      }
       frame = Number(sibling < 0 ? parent : sibling);
       this.#spend(py._STEPS_PER_FRAME);
     }
@@ -201,7 +208,7 @@ export class Machine {
   /** @param {number} which */
   #makeRoom(which) {
     const { states, heads } = this.#arrays;
-    if (which === py.OUT_OF_FUEL) this.#spend(0);
+    if (which === py.OUT_OF_FUEL) throw new GrammarError(`finding what may come next took more than ${STEPS} steps`);
     if (which === py.TOO_MUCH_WORK || (which === py.HEADS && heads.columns > 2 * HEADS)) {
       throw new GrammarError(`a text may be read in at most ${HEADS} ways at once, but this one can be read in more`);
     }
@@ -231,23 +238,14 @@ export class Machine {
     if (item) this.heap.view(made, Int32Array).fill(item);
     this.heap.setField(this.m, NAMES.indexOf(name), (this.#arrays[name] = made));
     if (!old) return;
-    const added = made.rows * made.columns - old.rows * old.columns; // pays for the memory
-    this.#set(py.FUEL, this.#get(py.FUEL) - Math.floor((added * old.itemBytes) / py._BYTES_PER_STEP));
+    const added = made.rows * made.columns - old.rows * old.columns;
+    this.#spend(Math.floor((added * old.itemBytes) / py._BYTES_PER_STEP));
     this.memory.drop(old);
   }
 
   /** Whether no head can read one of these classes, as is already known. @param {Config} config @param {number[]} classes */
   #isBarred(config, classes) {
     return classes.some((klass) => config.every((state, i) => i & 1 || this.#code(state, klass) === py.DEAD));
-  }
-
-  /** How far a count is from both bounds of its loop. Distances that no token can cross are equal. @param {number} loop @param {number} count */
-  #countLeft(loop, count) {
-    if (loop < 0) return "";
-    const [least, most, , required] = Array.from(this.loops.subarray(10 * loop, 10 * loop + 4), Number);
-    const far = this.maxTokenLen + 2;
-    const mostLeft = most === py.UNBOUNDED ? -1 : Math.min(most - count, far + required);
-    return `${Math.min(Math.max(least - count, 0), far)},${mostLeft}`;
   }
 
   /** Whether a token that is read at this depth may exceed the limit of the stack. @param {number} depth */

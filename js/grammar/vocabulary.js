@@ -17,6 +17,8 @@ const KINDS = Uint8Array.from(WORDS, (words, byte) => {
 });
 
 /** The arrays of a `Trie` in `trie.py`, in its order. @typedef {import("./heap.js").Place[]} Trie */
+/** A set as an automaton, its tokens (by place and as a mask) and the most characters of one, and the trie of all others.
+ * @typedef {{chars: Int16Array, tokens: () => {isIn: Uint8Array, mask: Uint32Array, maxChars: number}, rest: () => Trie}} Slice */
 
 /** The tokens in the order of their texts. What masks need is made when it is first used. */
 export class Vocabulary {
@@ -41,14 +43,14 @@ export class Vocabulary {
       this.places[ids[i]] = i;
       this.maxTokenLen = Math.max(this.maxTokenLen, start[i + 1] - start[i]);
     }
-    this.trie = lazy(() => this.trieOf(new Uint8Array(ids.length)));
+    this.trie = lazy(() => this.#trieOf(new Uint8Array(ids.length)));
     this.slices = {
-      short: new Slice(this, JSON_TEXT, IS_JSON, py.SHORT_CHARS),
-      long: new Slice(this, JSON_TEXT, IS_JSON, py.LONG_CHARS),
-      json: new Slice(this, JSON_TEXT, IS_JSON),
-      text: new Slice(this, TEXT, IS_TEXT),
-      words: new Slice(this, WORDS, IS_WORDS),
-      lower: new Slice(this, LOWER, IS_LOWER),
+      short: this.#slice(JSON_TEXT, IS_JSON, py.SHORT_CHARS),
+      long: this.#slice(JSON_TEXT, IS_JSON, py.LONG_CHARS),
+      json: this.#slice(JSON_TEXT, IS_JSON),
+      text: this.#slice(TEXT, IS_TEXT),
+      words: this.#slice(WORDS, IS_WORDS),
+      lower: this.#slice(LOWER, IS_LOWER),
     };
   }
 
@@ -60,11 +62,29 @@ export class Vocabulary {
 
   /** The mask of the tokens of the slice `json` with at most this many characters. @param {number} most */
   room(most) {
-    return found(this.#rooms, most, () => new Slice(this, JSON_TEXT, IS_JSON, most).mask());
+    return found(this.#rooms, most, () => this.#slice(JSON_TEXT, IS_JSON, most).tokens().mask);
+  }
+
+  /** Tokens of complete characters of one set, up to a number of them. @param {Int16Array} chars @param {number} kind @returns {Slice} */
+  #slice(chars, kind, most = Infinity) {
+    const tokens = lazy(() => {
+      const { kinds, numChars } = this.#kinds();
+      const isIn = new Uint8Array(kinds.length);
+      const mask = new Uint32Array(this.numWords);
+      let maxChars = 1;
+      for (let i = 0; i < kinds.length; i++) {
+        if (!(kinds[i] & kind) || numChars[i] > most) continue;
+        isIn[i] = 1;
+        mask[this.ids[i] >> 5] |= 1 << (this.ids[i] & 31);
+        if (numChars[i] > maxChars) maxChars = numChars[i];
+      }
+      return { isIn, mask, maxChars };
+    });
+    return { chars, tokens, rest: lazy(() => this.#trieOf(tokens().isIn)) };
   }
 
   /** The sets of characters that each text is made of, and how many characters begin in it. */
-  kinds = lazy(() => {
+  #kinds = lazy(() => {
     const { start, texts } = this;
     const kinds = new Uint8Array(this.ids.length);
     const numChars = new Uint16Array(this.ids.length);
@@ -95,7 +115,7 @@ export class Vocabulary {
   });
 
   /** The trie of the tokens that are not left out, by their places. @param {Uint8Array} isOut @returns {Trie} */
-  trieOf(isOut) {
+  #trieOf(isOut) {
     const { heap, ids, start, texts } = this;
     const shared = this.#shared();
     const common = new Uint16Array(ids.length);
@@ -134,28 +154,6 @@ export class Vocabulary {
     for (; deepest >= 0; deepest--) skip[open[deepest]] = numNodes;
     tokenStart[numNodes] = num;
     return trie;
-  }
-}
-
-/** Tokens of complete characters of one set, up to a number of them. */
-export class Slice {
-  /** @param {Vocabulary} vocabulary @param {Int16Array} chars the set as an automaton @param {number} kind its bit @param {number} most */
-  constructor(vocabulary, chars, kind, most = Infinity) {
-    this.chars = chars;
-    const isIn = lazy(() => {
-      const { kinds, numChars } = vocabulary.kinds();
-      return kinds.map((bits, i) => (bits & kind && numChars[i] <= most ? 1 : 0));
-    });
-    /** The most characters of one of them. */
-    this.maxChars = lazy(() => isIn().reduce((longest, bit, i) => Math.max(longest, bit * vocabulary.kinds().numChars[i]), 1));
-    /** A bit for each of them. */
-    this.mask = lazy(() => {
-      const mask = new Uint32Array(vocabulary.numWords);
-      isIn().forEach((bit, i) => (mask[vocabulary.ids[i] >> 5] |= bit << (vocabulary.ids[i] & 31)));
-      return mask;
-    });
-    /** The trie of all other tokens. */
-    this.rest = lazy(() => vocabulary.trieOf(isIn()));
   }
 }
 

@@ -151,20 +151,16 @@ class Settings:
     def conditions(self) -> dict[str, str]:
         """What the programs of the engine depend on, by the name that a refusal gives it."""
         config = self.config
-        options = {
+        plain = ("quantization", "tp_size", "ep_size", "deterministic", "max_states")
+        options = {name: getattr(config, name) for name in plain} | {
             "dtype": self.dtype.name,
             "kv_cache_dtype": self.kv_dtype.name,
-            "quantization": config.quantization,
             "fp8_products": fp8_kernels.rounds_rows(self.device, self.config, self.model),
-            "tp_size": config.tp_size,
-            "ep_size": config.ep_size,
             "context_length": self.context_length,
             "page_size": self.page_size,
             "max_running_requests": self.max_running,
             "chunked_prefill_size": self.buckets.max_tokens,
-            "deterministic": config.deterministic,
             "profile_dir": "with a directory" if config.profile_dir else None,
-            "max_states": config.max_states,
             "vision_cache_size": self.vision,
             "task": "generate" if self.embedder is None else "embed",
             "speculative": "off" if self.model.draft is None else "auto",
@@ -172,10 +168,10 @@ class Settings:
         device = f"{self.device.count} x {processor()}" if self.platform == "cpu" else self.device.name
         if self.device.capability is not None:
             device = f"{self.device.count} of compute capability {'.'.join(map(str, self.device.capability))}"
-        plain = repr((dataclasses.replace(self.model, draft=None), self.model.names.kept))
-        model = hashlib.sha256(plain.encode()).hexdigest()[:16]
-        named = {"device": device, "a model of shape": model} | {option(name): str(options[name]) for name in options}
-        return code_identity([self.platform]) | named
+        shape = dataclasses.replace(self.model, draft=None), self.model.names.kept
+        model = hashlib.sha256(repr(shape).encode()).hexdigest()[:16]
+        named = {option(name): str(value) for name, value in options.items()}
+        return code_identity([self.platform]) | {"device": device, "a model of shape": model} | named
 
     def runner_config(self) -> RunnerConfig:
         """Shapes of the programs."""

@@ -6,7 +6,7 @@ const bytesOf = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(
 async function answer(matcher) {
   try {
     const mask = hex(await crypto.subtle.digest("SHA-256", matcher.mask()));
-    return [mask, hex(matcher.forcedBytes()), matcher.isComplete, matcher.config];
+    return [mask, hex(matcher.forcedBytes()), matcher.forced(), matcher.isComplete, matcher.config];
   } catch (error) {
     return [error.name];
   }

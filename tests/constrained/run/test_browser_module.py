@@ -26,10 +26,11 @@ from jsg.constrained.tables import StaticTables
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 from tests.constrained.aids import maskbench
+from tests.constrained.build.test_ambiguous import PALINDROMES
 from tests.constrained.samples import SAMPLES
 from tests.constrained.test_ebnf import EXAMPLE_TEXTS, EXAMPLES, READ
 from tests.constrained.test_regex import PLAIN
-from tests.constrained.vocabularies import odd_vocabulary, tekken, tokenize
+from tests.constrained.vocabularies import odd_vocabulary, tekken, tokenize, word_vocabulary
 from tests.page.conftest import browser
 
 __all__ = ["browser"]
@@ -96,7 +97,10 @@ def _answer(masker: GrammarMasker, mask: np.ndarray) -> list[Any]:
         if not masker.fill_mask(mask):
             mask[...] = masker.grammar.vocabulary.all_mask
         config = [part for head in masker._place.config or () for part in head]
-        return [hashlib.sha256(mask).hexdigest(), masker.forced_bytes().hex(), masker.is_complete(), config]
+        forced, is_complete = masker.forced_bytes(), masker.is_complete()
+        is_inside = b"\x80" <= forced[:1] < b"\xc0"
+        text = "" if is_inside else forced.partition(b"\xff")[0].decode(errors="replace")
+        return [hashlib.sha256(mask).hexdigest(), forced.hex(), text, is_complete, config]
     except GrammarError:
         mask[...] = 0
         return ["GrammarError"]
@@ -131,17 +135,19 @@ def languages() -> Iterator[tuple[StaticTables, list[str]]]:
         yield compile_tables(GrammarSpec("ebnf", text)), [*good, *bad]
     for name, (good, bad, _) in EXAMPLE_TEXTS.items():
         yield compile_tables(GrammarSpec("ebnf", (EXAMPLES / f"{name}.gbnf").read_text())), [*good, *bad]
-    for pattern in PLAIN:
+    for pattern in [*PLAIN, "\ufeffé[ab]"]:  # a forced text that begins with a byte order mark
         yield compile_tables(GrammarSpec("regex", pattern)), []
 
 
 @pytest.fixture(scope="module")
 def language_work() -> Work:
-    work = Work({"tekken": tekken(), "odd": odd_vocabulary()})
+    work = Work({"tekken": tekken(), "odd": odd_vocabulary(), "long": word_vocabulary(b"a", b"b", b"a" * 200)})
     for number, (tables, texts) in enumerate(languages()):
         read = [tokenize(tekken(), text.encode())[:LONGEST] for text in texts]
         work.add(tables, "tekken", [*read, wandering(number)])
         work.add(tables, "odd", [wandering(number)])
+    # More ways to read a text, and longer tokens, than there is room for at first.
+    work.add(compile_tables(GrammarSpec("ebnf", PALINDROMES)), "long", [[1] * 80, [3, 2, 3]])
     return work
 
 
