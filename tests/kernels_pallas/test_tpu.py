@@ -174,7 +174,10 @@ def test_keys_that_no_token_of_a_tile_sees_are_neither_copied_nor_multiplied(mon
     out = attend(case, arrays)
     np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-6)
     inputs, expected = jax.tree.map(np.asarray, arrays.inputs), collections.Counter[str]()
-    tiles = [*zip(inputs.tile_positions, inputs.tile_lens, strict=True), *((end - 1, 1) for end in inputs.single_kv_lens)]
+    tiles = [
+        *zip(inputs.tile_positions, inputs.tile_lens, strict=True),
+        *((end - 1, 1) for end in inputs.single_kv_lens),
+    ]
     for position, num_tokens in tiles:
         seen = np.arange(position + num_tokens)[max(0, case.window.first(position)) :]
         if num_tokens and position >= 0:
