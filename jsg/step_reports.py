@@ -1,5 +1,6 @@
 """What grammars and drafts did for a request in its steps."""
 
+import collections
 import dataclasses
 import enum
 import itertools
@@ -11,9 +12,10 @@ class Source(enum.IntEnum):
 
     FORCED = 0
     TREE = 1
-    TEXT = 2
-    PAST = 3
-    MTP = 4
+    PREDICTION = 2
+    TEXT = 3
+    PAST = 4
+    MTP = 5
 
     @property
     def label(self) -> str:
@@ -29,6 +31,7 @@ class Source(enum.IntEnum):
 _TEXTS = {
     Source.FORCED: "that a grammar forced",
     Source.TREE: "that follow the same text in the radix tree",
+    Source.PREDICTION: "that were copied from the answer that the client predicted",
     Source.TEXT: "that were copied from prompt or output of the same request",
     Source.PAST: "that were copied from past outputs of the namespace",
     Source.MTP: "that the model's own layer for drafts predicted",
@@ -44,8 +47,8 @@ class DraftReport:
         taken: Those that became output. Each saved a step.
     """
 
-    proposed: dict[str, int]
-    taken: dict[str, int]
+    proposed: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    taken: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -298,6 +298,7 @@ class RequestFields:
         turn_end: How many tokens of the prompt the next turn of its conversation is sure to begin with, so that a
             snapshot is kept there too; 0 if that is not known. If it is not the whole prompt, no later turn repeats
             the answer.
+        prediction: What the client expects the answer to be for the most part. Drafts are copied from it.
     """
 
     return_logprob: bool = False
@@ -317,6 +318,7 @@ class RequestFields:
     post: str = ""
     snapshot_at: tuple[int, ...] = ()
     turn_end: int = 0
+    prediction: PromptIds | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

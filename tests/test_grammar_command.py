@@ -1,10 +1,19 @@
-"""`jsg grammar check`: no model, no server."""
+"""`jsg grammar check` and `jsg grammar export`: no server, and no more of a model than its tokenizer."""
 
 import io
+import shutil
+from pathlib import Path
 
 import pytest
 
 from jsg import cli
+from jsg.constrained.compiler import compile_tables
+from jsg.constrained.grammar import CompiledGrammar
+from jsg.constrained.run.vocab import Vocabulary
+from jsg.constrained.tables import StaticTables
+from jsg.engine.model_tokens import ModelTokens
+from jsg.sources import EMBEDDED
+from jsg.types import GrammarSpec
 
 SUM = 'root ::= expr\nexpr ::= expr "+" term | term\nterm ::= [0-9]+ | "(" expr ")"\n'
 
@@ -157,3 +166,42 @@ def test_what_is_an_annotation_is_named(capsys):
     assert status == 0
     assert "ignored:  format 'colour' at #/properties/a/format" in out
     assert "ignored:  maxLenght at #/maxLenght" in out
+
+
+def export(capsys, *arguments: str | Path) -> tuple[int, str, str]:
+    status = cli.main(["grammar", "export", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_an_exported_grammar_allows_what_the_engine_allows(capsys, tmp_path):
+    (tmp_path / "sum.gbnf").write_text(SUM)
+    status, out, _ = export(capsys, tmp_path / "sum.grammar", "--grammar", tmp_path / "sum.gbnf", "--tokenizer", "tiny")
+    grammar, vocabulary = ((tmp_path / name).read_bytes() for name in ("sum.grammar", "tiny.vocabulary"))
+    assert status == 0 and [line.partition(":")[0] for line in out.splitlines()] == ["sum.grammar", "tiny.vocabulary"]
+    assert f"{len(grammar)} bytes, sha256 {grammar[24:56].hex()}" in out
+    own = CompiledGrammar(compile_tables(GrammarSpec("ebnf", SUM)), ModelTokens.read("tiny").vocabulary())
+    read = CompiledGrammar(StaticTables.from_bytes(grammar), Vocabulary.from_bytes(vocabulary))
+    assert own.mask(own.start).key == read.mask(read.start).key is not None
+
+
+def test_a_tokenizer_alone_has_a_row_for_each_token(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED["tiny"] / name, tmp_path)
+    alone, whole = ModelTokens.read(str(tmp_path)), ModelTokens.read("tiny")
+    assert alone.size == alone.tokenizer.vocab_size <= whole.size and set(alone.eos_ids) <= set(whole.eos_ids)
+    assert alone.vocabulary().eos_ids
+
+
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(capsys, tmp_path):
+    tag = TAG.replace('"<a>"', '{"type": "token", "token": "<no_such>"}')
+    for arguments, said in (
+        (("a.grammar", "--regex", "(", "--tokenizer", "tiny"), "parenthesis"),
+        (("a.grammar", "--regex", "a", "--tokenizer", tmp_path), "tokenizer"),
+        (("a.grammar", "--structural-tag", tag, "--tokenizer", "tiny"), "<no_such>"),
+        (("tiny.vocabulary", "--regex", "a", "--tokenizer", "tiny"), "choose another name"),
+        (("no/folder", "--regex", "a"), "No such file or directory"),
+    ):
+        status, out, err = export(capsys, tmp_path / arguments[0], *arguments[1:])
+        assert (status, out) == (2, "") and said in err and err.count("\n") == 1
+    assert not [*tmp_path.iterdir()]

@@ -10,12 +10,11 @@ A level is a rule, a branch of a loop, or the separator of a loop. Reading a lev
 each. Position 0 is nowhere in a text.
 """
 
-import math
-import struct
 from typing import NamedTuple, Self
 
 import numpy as np
 
+from jsg.constrained.files import FileForm
 from jsg.constrained.jit import Bytes1, Bytes2, Ints1, Ints2, Longs2
 
 BYTE, CALL, LOOP, END_RULE, END_BRANCH, END_SEPARATOR, LINK = range(7)
@@ -38,19 +37,23 @@ BRANCH_LIST, BRANCH_BIT = range(2)
 UNBOUNDED = 1 << 60
 """MAX of a loop without one."""
 
-MAGIC = b"jsg.tables.3"
-_ARRAYS = (
-    ("classes", "uint8", 1),
-    ("sets", "uint8", 2),
-    ("positions", "int32", 2),
-    ("list_start", "int32", 1),
-    ("list_items", "int32", 1),
-    ("loops", "int64", 2),
-    ("branches", "int64", 2),
-    ("rule_ends", "int32", 1),
+_FORM = FileForm(
+    b"jsg.grammar",
+    4,
+    "a compiled grammar",
+    (
+        ("numbers", "int64", 1),
+        ("classes", "uint8", 1),
+        ("sets", "uint8", 2),
+        ("positions", "int32", 2),
+        ("list_start", "int32", 1),
+        ("list_items", "int32", 1),
+        ("loops", "int64", 2),
+        ("branches", "int64", 2),
+        ("rule_ends", "int32", 1),
+    ),
 )
-_HEADER = struct.Struct("<12s4q")
-_SHAPE = struct.Struct("<2q")
+"""`numbers` are `start`, `num_rules` and `max_push`."""
 
 
 class StaticTables(NamedTuple):
@@ -100,51 +103,28 @@ class StaticTables(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Memory of all arrays."""
-        return sum(getattr(self, name).nbytes for name, _, _ in _ARRAYS)
+        return sum(value.nbytes for value in self if isinstance(value, np.ndarray))
 
     def to_bytes(self) -> bytes:
-        """The tables as bytes, for `from_bytes`."""
-        parts = [_HEADER.pack(MAGIC, self.start, self.num_rules, self.max_push, len(_ARRAYS))]
-        for name, dtype, _ in _ARRAYS:
-            array = np.ascontiguousarray(getattr(self, name), dtype)
-            parts += [_SHAPE.pack(*(*array.shape, 1)[:2]), array.tobytes()]
-        return b"".join(parts)
+        """The tables as bytes, for `from_bytes`, a file or a browser."""
+        numbers = np.array((self.start, self.num_rules, self.max_push))
+        return _FORM.pack({"numbers": numbers, **self._asdict()})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """The tables that `to_bytes` wrote.
 
         Raises:
-            ValueError: The bytes are damaged, or of another version.
+            ValueError: The bytes are damaged, of another version, or of something else.
         """
-        arrays: dict[str, np.ndarray] = {}
+        arrays = _FORM.unpack(data)
         try:
-            magic, start, num_rules, max_push, count = _HEADER.unpack_from(data)
-            if magic != MAGIC or count != len(_ARRAYS):
-                raise ValueError("they are of another version")
-            offset = _HEADER.size
-            for name, dtype, ndim in _ARRAYS:
-                shape = _SHAPE.unpack_from(data, offset)[:ndim]
-                offset += _SHAPE.size
-                arrays[name], offset = _array(data, offset, dtype, shape)
+            start, num_rules, max_push = arrays.pop("numbers").tolist()
             tables = cls(**arrays, start=start, num_rules=num_rules, max_push=max_push)
-            if offset != len(data):
-                raise ValueError("there is something after their end")
             _check(tables)
-        except (struct.error, ValueError) as error:
-            raise ValueError(f"the bytes of a compiled grammar are damaged ({error}); compile it again") from error
+        except ValueError as error:
+            raise _FORM.damaged(error) from error
         return tables
-
-
-def _array(data: bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
-    """An array of its own memory (the kernels know no read-only arrays), and where the next one begins."""
-    if min(shape) < 0:
-        raise ValueError("a length is negative")
-    count = math.prod(shape)
-    size = count * np.dtype(dtype).itemsize
-    if size > len(data) - offset:
-        raise ValueError("they end too soon")
-    return np.frombuffer(data, dtype, count, offset).reshape(shape).copy(), offset + size
 
 
 def _check(tables: StaticTables) -> None:

@@ -193,8 +193,9 @@ class EngineCore:
         result = flight.read()
         self._in_flight = None  # after the read, so that an error of the device is raised by the next step too
         self.grammars.accept(flight.batch, result)
-        self._drafter.accept(flight.batch, result)
-        return self.scheduler.commit(flight.batch, result)
+        outputs = self.scheduler.commit(flight.batch, result)
+        self._drafter.count(flight.batch)
+        return outputs
 
     def refuse_overdue(self) -> list[Refusal]:
         """Removes the requests that have waited longer than `--queue-timeout` for their first step."""

@@ -1,6 +1,6 @@
-"""Proposes drafts: what a grammar forces, and copies of what the same request, its prefix or its namespace had before.
+"""Proposes drafts: what a grammar forces, copies, and what the model's own layer predicts.
 
-    forced ─▶ tree ─▶ own text ─▶ past outputs ─▶ the model's layer for drafts (MTP)
+    forced ─▶ tree ─▶ prediction of the client ─▶ own text ─▶ past outputs ─▶ the model's layer for drafts (MTP)
            ─▶ cut at the first token that the grammar forbids ─▶ gate
 
 A step verifies drafts: each token is sampled with its own noise under its own mask, and counts up to the first one that
@@ -16,25 +16,24 @@ from typing import final
 
 import numpy as np
 
-from jsg.cache.following import following
 from jsg.engine.device.packing import needs_tables
 from jsg.engine.device.pool_sizes import MOST_REPEATS
 from jsg.engine.device.runner import ModelRunner
 from jsg.engine.grammars.constraints import Constraints
-from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
+from jsg.sched.batch import Batch, BatchEntry, Proposal
 from jsg.sched.drafts.estimates import FIRST_GUESSES, Estimates, Kind, kind_of, kinds_from
 from jsg.sched.drafts.gate import LEAST_CHANCE, Gate
-from jsg.sched.drafts.sources import LONGEST, ByNamespace, PastOutputs, copied, last_repeat
+from jsg.sched.drafts.sources import DraftSource, Guess, Memories, OwnText, PastOutputs, Prediction, Tree
 from jsg.sched.request import RunningRequest
 from jsg.step_reports import DraftReport, Source
 
 MOST_AHEAD = 64
 """Tokens that are looked ahead."""
-PAST_TOKENS = 2**15
-"""Tokens of past outputs of a namespace that are kept."""
 MOST_SCANNED, SEARCH = 2**18, 2**13
 """Tokens of texts in which a step looks for repeats, which takes 0.15 ms, and as how many a search counts beside them:
 a step has 32 searches at most, of 10 to 90 µs each."""
+LIKELY = 0.5
+"""If the first token of a guess has this chance, the sources behind it are not asked."""
 UNLIKELY, PATIENCE, A_TOKEN = 0.3, 4, 8
 """After a search that found nothing with at least this chance, texts are searched again after so many tokens, or after
 one for so many requests if that is more. So a step has few searches, however many requests there are."""
@@ -117,15 +116,14 @@ class Drafter:
         self._grammars = grammars
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._page_size = page_size
         self._is_on = is_on
         self._own_layer = own_layer
         self._outlooks: dict[str, Outlook] = {}
-        self._estimates = ByNamespace(Estimates)
-        self._past = ByNamespace(lambda: PastOutputs(PAST_TOKENS))
+        self._memories = Memories()
+        self._sources: Sequence[DraftSource] = (Tree(page_size), Prediction(), OwnText(), PastOutputs(self._memories))
         self._scans_left = MOST_SCANNED
         self._patience = PATIENCE
-        self._counts = DraftReport(proposed={}, taken={})
+        self._counts = DraftReport()
         self._reports: dict[str, DraftReport] = {}
 
     def must_know_tokens(self, running: Sequence[RunningRequest], max_rows: int) -> bool:
@@ -180,29 +178,24 @@ class Drafter:
         if not may_gain and not self._grammars.has_requests:
             return found
         most = _share(len(running), max_rows)
-        for each in running:
-            if not self._may_ask(each):
-                continue
+        decoding = [each for each in running if _decodes(each) and each.place and not each.place.num_in_flight]
+        for each in decoding:
             proposal = self._grammars.forced(each, max_rows)
             if may_gain and (proposal is None or not proposal.is_forced):
                 proposal = self._longer(each, proposal, most)
             if proposal is not None:
                 found[each.request.rid] = proposal
         if may_gain and self._own_layer is not None:
-            self._add_own([each for each in running if self._may_ask(each)], found, max_rows)
+            self._add_own(decoding, found, max_rows)
         return found
-
-    @staticmethod
-    def _may_ask(running: RunningRequest) -> bool:
-        """Whether a request decodes and all its tokens are known."""
-        return _decodes(running) and running.place is not None and not running.place.num_in_flight
 
     def _add_own(self, decoding: Sequence[RunningRequest], found: dict[str, Proposal], max_rows: int) -> None:
         """Lets the model draft for the requests that have nothing better, if that is worth its time."""
         assert self._own_layer is not None, "it is asked only if there is one"
-        decoding = [each for each in decoding if not _is_sure(found.get(each.request.rid))]
-        proposals = (found.get(each.request.rid) for each in decoding)
-        chances = [() if each is None else each.chances for each in proposals]
+        nothing = Proposal((), False, 0)
+        proposals = [(each, found.get(each.request.rid, nothing)) for each in decoding]
+        decoding = [each for each, proposal in proposals if not proposal.num_sure]
+        chances = [proposal.chances for _, proposal in proposals if not proposal.num_sure]
         count, asked = self._num_repeats(decoding, chances, max_rows)
         if not count:
             return
@@ -212,7 +205,7 @@ class Drafter:
         last = [int(each.tokens[end]) for each, end in zip(requests, ends, strict=True)]
         for each, tokens in zip(requests, self._own_layer.draft(rows, last, ends, count).tolist(), strict=True):
             outlook = self._look(each)
-            outlook.tokens, outlook.kinds = self._usable(each, tokens, Source.MTP, 0)
+            outlook.tokens, outlook.kinds = self._usable(each, Guess(Source.MTP, 0, tokens))
             outlook.next_trial = each.num_known + TRIAL
             if (proposal := self._longer(each, None, max_rows)) is not None:
                 found[each.request.rid] = proposal
@@ -250,7 +243,7 @@ class Drafter:
         if len(outlook.tokens) >= MOST_AHEAD // 2 or not outlook.can_draft or self._scans_left <= 0:
             return outlook
         if running.num_known >= outlook.next_search:
-            outlook.tokens, outlook.kinds = self._search(running, outlook, [])
+            outlook.tokens, outlook.kinds = self._search(running, outlook)
             if not outlook.tokens or outlook.estimates.chance(outlook.kinds[0]) < UNLIKELY:
                 outlook.next_search = running.num_known + self._patience
         return outlook
@@ -260,7 +253,7 @@ class Drafter:
         is_on = self._is_on if sampling.speculative is None else sampling.speculative != "off"
         # Appended tokens are part of the answer, so they must follow from it alone. Penalties count no draft.
         can_draft = is_on and self._grammars.jump_of(running.request) != "retokenize" and not needs_tables(sampling)
-        estimates = Estimates(self._estimates.of(running.namespace))
+        estimates = Estimates(self._memories.of(running.namespace).estimates)
         return Outlook(running, estimates, can_draft, next_trial=running.num_known + TRIAL)
 
     @staticmethod
@@ -275,65 +268,55 @@ class Drafter:
         is_right = num_right == len(came)
         outlook.tokens, outlook.kinds = outlook.tokens[num_right:] * is_right, outlook.kinds[num_right:] * is_right
 
-    def _search(self, running: RunningRequest, outlook: Outlook, forced: Sequence[int]) -> tuple[list[int], list[Kind]]:
-        """The tokens that should follow the known and the forced ones, and their kinds."""
+    def _search(
+        self, running: RunningRequest, outlook: Outlook, forced: Sequence[int] = ()
+    ) -> tuple[list[int], list[Kind]]:
+        """The tokens that should follow the known and the forced ones, and their kinds: of the best guess."""
         if self._scans_left <= 0:
             return [], []
-        known, place = running.tokens[: running.num_known], running.place
+        text, best, best_chance = running.tokens[: running.num_known], None, 0.0
+        if forced:
+            text = np.concatenate([text, np.array(forced, np.int32)])
         self._scans_left -= SEARCH
-        if place is not None and running.layout is None:
-            rest = np.concatenate([known[place.num_tree_pages * self._page_size :], np.array(forced, np.int32)])
-            if tokens := following(place.lock.node, rest, MOST_AHEAD, self._page_size):
-                return self._usable(running, tokens, Source.TREE, running.num_output + len(forced))
-        past = self._past.of(running.namespace).tokens
-        self._scans_left -= len(known) + len(past)
-        tail = np.concatenate([known[-LONGEST:], np.array(forced, np.int32)])
-        own, num_own = last_repeat(known if forced else known[:-1], tail)
-        other, num_other = last_repeat(past, tail)
-        text, start, kind = known, own, (Source.TEXT, num_own)
-        if outlook.estimates.chance(kind_of(Source.PAST, num_other)) > outlook.estimates.chance(kind_of(*kind)):
-            text, start, kind = past, other, (Source.PAST, num_other)
-        return self._usable(running, copied(text, start, MOST_AHEAD) if kind[1] else [], *kind)
+        for source in self._sources:
+            if best_chance >= LIKELY:
+                break
+            guess = source.propose(running, text, MOST_AHEAD)
+            self._scans_left -= guess.num_read
+            chance = outlook.estimates.chance(kind_of(guess.source, guess.num_equal)) if guess.tokens else 0.0
+            if chance > best_chance:
+                best, best_chance = guess, chance
+        return self._usable(running, best) if best else ([], [])
 
-    def _usable(
-        self, running: RunningRequest, tokens: list[int], source: Source, num_equal: int
-    ) -> tuple[list[int], list[Kind]]:
-        """Tokens before the first that ends the request, which saves no step, or is none of the vocabulary."""
-        ends = self._ends(running)
+    def _usable(self, running: RunningRequest, guess: Guess) -> tuple[list[int], list[Kind]]:
+        """Its tokens before the first that ends the request, which saves no step, or is none of the vocabulary."""
+        sampling, tokens = running.request.sampling, guess.tokens
+        eos = frozenset[int]() if sampling.ignore_eos else self._eos_token_ids
+        ends = eos.union(sampling.stop_token_ids)
         unusable = (index for index, token in enumerate(tokens) if token in ends or not 0 <= token < self._vocab_size)
         tokens = tokens[: next(unusable, len(tokens))]  # an image has words that are no tokens
-        return tokens, kinds_from(source, num_equal, len(tokens))
-
-    def _ends(self, running: RunningRequest) -> frozenset[int]:
-        """The tokens that end a request."""
-        sampling = running.request.sampling
-        eos = frozenset[int]() if sampling.ignore_eos else self._eos_token_ids
-        return eos.union(sampling.stop_token_ids)
+        return tokens, kinds_from(guess.source, guess.num_equal, len(tokens))
 
     # After a step.
 
-    def accept(self, batch: Batch, result: StepResult) -> None:
-        """Counts the drafts of a step, before the scheduler commits it."""
-        if not batch.has_drafts:
-            return
-        for index, (entry, row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
-            if entry.num_drafts and not entry.is_stale:
-                tokens, ends = entry.taken(result.token_ids[row : row + entry.num_rows]), self._ends(entry.running)
-                num_output = next((count for count, token in enumerate(tokens, 1) if token in ends), len(tokens))
-                self._count(entry, min(num_output, result.ended.get(index, num_output)) - 1)
+    def count(self, batch: Batch) -> None:
+        """Counts the drafts of a step that the scheduler has committed."""
+        for entry in batch.entries if batch.has_drafts else ():
+            num_taken = entry.running.num_output - entry.output_index - 1
+            if entry.num_drafts and num_taken >= 0:  # it still ran, and has new tokens
+                self._count(entry, num_taken)
 
     def _count(self, entry: BatchEntry, num_taken: int) -> None:
-        request = entry.running.request
+        request, counts = entry.running.request, [self._counts]
         outlook = self._outlooks.get(request.rid)
         kinds = [] if outlook is None else outlook.drafted
-        report = None
-        if request.sampling.return_drafts:
-            report = self._reports.setdefault(request.rid, DraftReport(proposed={}, taken={}))
+        if request.sampling.return_drafts or request.prediction is not None:
+            counts.append(self._reports.setdefault(request.rid, DraftReport()))
         for index in range(entry.num_drafts):
             source = Source.FORCED if index < entry.num_sure else kinds[index][0]
-            for counts in (self._counts, report) if report else (self._counts,):
-                counts.proposed[source.label] = counts.proposed.get(source.label, 0) + 1
-                counts.taken[source.label] = counts.taken.get(source.label, 0) + (index < num_taken)
+            for each in counts:
+                each.proposed[source.label] += 1
+                each.taken[source.label] += index < num_taken
 
     @property
     def has_reports(self) -> bool:
@@ -350,12 +333,11 @@ class Drafter:
         self._reports.pop(rid, None)
         if (outlook := self._outlooks.pop(rid, None)) is not None:
             running = outlook.running
-            self._past.of(running.namespace).add(running.tokens[running.num_prompt : running.num_known])
+            self._memories.of(running.namespace).add(running.tokens[running.num_prompt : running.num_known])
 
     def flush(self) -> None:
         """Forgets past outputs, and how good proposals were."""
-        self._past.clear()
-        self._estimates.clear()
+        self._memories.clear()
 
     def stats(self) -> dict[str, int]:
         """Totals: see `protocol.CORE_STATS`."""
@@ -373,11 +355,6 @@ class Drafter:
 def _decodes(running: RunningRequest) -> bool:
     """Whether the next step samples a token of a request. None does of a branch, which has the rid of its whole."""
     return running.place is not None and not running.place.is_prefilling and running.num_to_come > 0
-
-
-def _is_sure(proposal: Proposal | None) -> bool:
-    """Whether a grammar forces a token of it."""
-    return proposal is not None and (proposal.is_forced or proposal.num_sure is None or proposal.num_sure > 0)
 
 
 def _share(num_rows: int, max_rows: int) -> int:

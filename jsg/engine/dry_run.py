@@ -189,7 +189,7 @@ def dry_run(config: EngineConfig) -> DryRun:
     jax.config.update("jax_platforms", "cpu")  # if JAX has not started, which then opens no accelerator
     with tempfile.TemporaryDirectory(prefix="jsg-") as folder:
         directory, files = _find(config, Path(folder))
-        model, problems = find_problems(directory, files, config.load_format)
+        model, problems = find_problems(directory, files, config.load_format, drafts=config.speculative != "off")
         embedder = None
         if model is not None:
             try:
@@ -204,7 +204,7 @@ def dry_run(config: EngineConfig) -> DryRun:
     except ModelError as error:
         problems.append(str(error))
     if embedder is not None:
-        model = dataclasses.replace(model, tie_word_embeddings=True)
+        model = dataclasses.replace(model, tie_word_embeddings=True, draft=None)
     return _sized(config, directory, model, embedder, problems)
 
 
@@ -389,4 +389,5 @@ def _shown(model: ModelSpec) -> list[str]:
         text += f", {shape['num_state_layers']} layers that keep a state of each request"
     text += "".join(f", {count} experts of which a token uses {per_token}" for count, per_token in experts)
     text += ", and a tower that sees images" if shape["sees_images"] else ""
+    text += ", and a layer that drafts tokens" if model.draft else ""
     return [text, f"context: {model.max_position_embeddings} tokens", *(f"note:    {note}" for note in model.notes)]

@@ -15,7 +15,7 @@ from jsg.errors import ModelError
 from jsg.models.checkpoint import faults, listed_tensors
 from jsg.models.config import read_spec
 from jsg.models.forms import foreign_form, has_weights, weights_form
-from jsg.models.loading import HEAD, abstract_model, checkpoint_shapes, is_unread
+from jsg.models.loading import HEAD, abstract_model, checkpoint_shapes, is_unread, with_own_layer
 from jsg.models.published.sections import read_published
 from jsg.models.spec import ModelSpec
 from jsg.sources import FieldError, Fields, read_json
@@ -27,7 +27,9 @@ KINDS = ("architectures", "model_type")
 """Fields that decide how all others are read. Without them nothing is known of the others."""
 
 
-def find_problems(directory: Path, files: Sequence[str], load_format: str) -> tuple[ModelSpec | None, list[str]]:
+def find_problems(
+    directory: Path, files: Sequence[str], load_format: str, *, drafts: bool = False
+) -> tuple[ModelSpec | None, list[str]]:
     """The model of a directory, and why it cannot be served, a sentence each.
 
     A refused field is taken out and the rest is read again, so the model is the one that is left without such fields.
@@ -37,12 +39,13 @@ def find_problems(directory: Path, files: Sequence[str], load_format: str) -> tu
         directory: A directory with `config.json`, and with whatever else there is of the model.
         files: The names of all its files, also of those that are not here.
         load_format: As `--load-format`.
+        drafts: As `read_spec`.
     """
     with tempfile.TemporaryDirectory(prefix="jsg-") as copy:
         for file in directory.glob("*.json"):
             if not file.name.startswith(("tokenizer", "vocab", "model.safetensors")):
                 shutil.copy(file, copy)
-        spec, problems = _read_without(Path(copy))
+        spec, problems = _read_without(Path(copy), drafts=drafts)
     if load_format != "dummy" and (has_weights(files) or foreign_form(files)):
         try:
             weights_form(files, load_format)
@@ -54,12 +57,12 @@ def find_problems(directory: Path, files: Sequence[str], load_format: str) -> tu
     return spec, problems
 
 
-def _read_without(directory: Path) -> tuple[ModelSpec | None, list[str]]:
+def _read_without(directory: Path, *, drafts: bool) -> tuple[ModelSpec | None, list[str]]:
     """The model of a directory without its refused fields, which are taken out of its files, and why they are."""
     problems: list[str] = []
     for _ in range(MAX_FIELDS):
         try:
-            return read_spec(directory), problems
+            return read_spec(directory, drafts=drafts), problems
         except FieldError as error:
             problems.append(str(error))
             if error.name in KINDS or not _take_out(directory, error):
@@ -107,7 +110,7 @@ def _against_checkpoint(directory: Path, spec: ModelSpec, load_format: str) -> t
         return spec, []
     if HEAD in held:
         spec = dataclasses.replace(spec, tie_word_embeddings=False)
-    spec = spec.with_stacks(held.__contains__)
+    spec = with_own_layer(spec.with_stacks(held.__contains__), held)
     found = faults(held, checkpoint_shapes(abstract_model(spec, jnp.float32)), lambda name: is_unread(spec, name))
     shown = list(itertools.islice(found, MAX_TENSORS))
     if num_more := sum(1 for _ in found):

@@ -140,9 +140,8 @@ class Settings:
 
     def _advice(self) -> str:
         """What would be faster on this CPU and change answers little, for the end of a line; empty if nothing would."""
-        advice = ""
-        if self.dtype == jnp.float32 and machine_code.is_faster_in_bfloat16():
-            advice += "; --dtype bfloat16 would be faster on this CPU"
+        is_slow = self.dtype == jnp.float32 and machine_code.is_faster_in_bfloat16()
+        advice = "; --dtype bfloat16 would be faster on this CPU" if is_slow else ""
         # Kernels of experts, and those that several devices share, are converted in every step.
         is_read_in_8_bits = ops.best_implementation() == "native" and self.mesh is None and not self.model.has_experts
         if is_read_in_8_bits and self.config.quantization == "none":
@@ -152,27 +151,25 @@ class Settings:
     def conditions(self) -> dict[str, str]:
         """What the programs of the engine depend on, by the name that a refusal gives it."""
         config = self.config
-        options = {
+        plain = ("quantization", "tp_size", "ep_size", "deterministic", "max_states")
+        options = {name: getattr(config, name) for name in plain} | {
             "dtype": self.dtype.name,
             "kv_cache_dtype": self.kv_dtype.name,
-            "quantization": config.quantization,
             "fp8_products": fp8_kernels.rounds_rows(self.device, self.config, self.model),
-            "tp_size": config.tp_size,
-            "ep_size": config.ep_size,
             "context_length": self.context_length,
             "page_size": self.page_size,
             "max_running_requests": self.max_running,
             "chunked_prefill_size": self.buckets.max_tokens,
-            "deterministic": config.deterministic,
             "profile_dir": "with a directory" if config.profile_dir else None,
-            "max_states": config.max_states,
             "vision_cache_size": self.vision,
             "task": "generate" if self.embedder is None else "embed",
+            "speculative": "off" if self.model.draft is None else "auto",
         }
         device = f"{self.device.count} x {processor()}" if self.platform == "cpu" else self.device.name
         if self.device.capability is not None:
             device = f"{self.device.count} of compute capability {'.'.join(map(str, self.device.capability))}"
-        model = hashlib.sha256(repr((self.model, self.model.names.kept)).encode()).hexdigest()[:16]
+        shape = dataclasses.replace(self.model, draft=None), self.model.names.kept
+        model = hashlib.sha256(repr(shape).encode()).hexdigest()[:16]
         named = {option(name): str(value) for name, value in options.items()}
         return code_identity([self.platform]) | {"device": device, "a model of shape": model} | named
 

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +22,7 @@ from jsg.kernels_pallas.few_bits import Quantised
 from jsg.kernels_pallas.form import Form
 from jsg.malloc import freed_at_once
 from jsg.models.assemble import assemble
-from jsg.models.checkpoint import Checkpoint, FewBits, Piece, faults, has_checkpoint, open_checkpoint
+from jsg.models.checkpoint import Checkpoint, FewBits, Listed, Piece, faults, has_checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.forms import GGUF_LINK
 from jsg.models.llava import Llava, build_model
@@ -110,7 +110,7 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
         return config
     with open_checkpoint(directory, config.names, load_format) as checkpoint:
         config = _with_forms(config, checkpoint).with_stacks(checkpoint.holds)
-        config = _with_own_layer(config, checkpoint)
+        config = with_own_layer(config, checkpoint.listed())
         if not config.tie_word_embeddings or not checkpoint.differ(HEAD, TABLE):
             return config
     logger.warning(
@@ -120,17 +120,17 @@ def with_own_head(directory: Path, config: ModelSpec, load_format: str = "auto")
     return dataclasses.replace(config, tie_word_embeddings=False)
 
 
-def _with_own_layer(config: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
-    """The config without the layer that drafts tokens, if the checkpoint has not all of it: answers do without."""
+def with_own_layer(config: ModelSpec, held: Mapping[str, Listed]) -> ModelSpec:
+    """The config without the layer that drafts tokens, if a checkpoint has not all of it: answers do without."""
     draft = config.draft
     if draft is None:
         return config
     shapes = checkpoint_shapes(abstract_model(dataclasses.replace(config, layers=config.layers[:1]), jnp.float32))
     own = {name: shape for name, shape in shapes.items() if name.startswith(f"{draft.prefix}.")}
-    fault = next(iter(faults(checkpoint.listed(), own, lambda name: True)), None)
+    fault = next(iter(faults(held, own, lambda name: True)), None)
     if fault is None:
         return config
-    if any(map(checkpoint.holds, own)):
+    if any(map(held.__contains__, own)):
         logger.warning(
             "the model drafts no tokens itself, because a part of its layer for them is not there: %s", fault
         )

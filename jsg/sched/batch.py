@@ -21,13 +21,13 @@ class Proposal:
     Attributes:
         tokens: At least one, in their order.
         is_forced: Whether they are taken whatever the model says. Otherwise they are taken as far as the model agrees.
-        num_sure: How many of the first ones a grammar forces, so that the step has them if there is room; None for all.
+        num_sure: How many of the first ones a grammar forces, so that the step has them if there is room.
         chances: For each the chance that it and all before it are right; empty where all are sure.
     """
 
     tokens: tuple[int, ...]
     is_forced: bool
-    num_sure: int | None = None
+    num_sure: int
     chances: tuple[float, ...] = ()
 
 
@@ -84,8 +84,7 @@ class BatchEntry:
     @property
     def num_sure(self) -> int:
         """How many of the drafts a grammar forces."""
-        sure = None if self.proposal is None else self.proposal.num_sure
-        return self.num_drafts if sure is None else min(self.num_drafts, sure)
+        return 0 if self.proposal is None else min(self.num_drafts, self.proposal.num_sure)
 
     @property
     def drafts(self) -> list[int]:

@@ -28,7 +28,7 @@ from jsg.server.native import (
     systemone,
     tokenization,
 )
-from jsg.server.openai import chat, completions, decisions, embeddings, models, refused, responses
+from jsg.server.openai import chat, completions, decisions, embeddings, grammars, models, refused, responses
 from jsg.server.openai.response_store import ResponseStore
 from jsg.server.page.routes import page_routes
 from jsg.server.telemetry import routes as metrics
@@ -66,9 +66,10 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
+    app.state.grammars = grammars.KeptGrammars(keys.num_callers)
     # Routes are tried in turn; those that are asked most often come first.
     first = (chat, generate, completions, responses, anthropic_messages, metrics, health, embeddings, programs, select)
-    modules = (*first, info, admin, radix, tokenization, score, rerank, systemone, models, decisions, refused)
+    modules = (*first, info, admin, radix, tokenization, score, rerank, systemone, models, decisions, grammars, refused)
     for module in modules:
         app.include_router(module.router)
     describe(app, config)

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.served import ServedEngine
+from jsg.engine.model_tokens import ModelTokens
 from jsg.errors import ModelNotFoundError, RequestError
 from jsg.server.generation import Generator
 from jsg.server.media_sources import MediaSources
@@ -65,6 +66,12 @@ class Front:
     def turns(self) -> ChatTurns:
         """The model's chat template, turn by turn. Raises RequestError where it has none."""
         return ChatTurns.of_tokenizer(self.generator.tokenizer, self.media.placeholders)
+
+    @functools.cached_property
+    def vocabulary(self) -> bytes:
+        """The vocabulary of the model as a file. The first use takes about 0.2 s for 131 072 tokens."""
+        info = self.generator.info
+        return ModelTokens(self.generator.tokenizer, info.vocab_size, info.eos_token_ids).vocabulary().to_bytes()
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError when a client asks for another model."""

@@ -60,8 +60,9 @@ class Admission:
     A key may have `--max-requests-per-key` answers under way, and all keys together as many as the engines take. Where
     there are several keys, a key may have half of what the others leave, so there is always room for another one.
 
-    Invariant: an answer is counted from the `enter` that let it in until it has left, and every answer leaves. Holds
-    and programs are counted apart: a key may have as many of each as of answers, and they keep no answer out of a key.
+    Invariant: an answer is counted from the `enter` that let it in until it has left, and every answer leaves. Holds,
+    programs and grammars are counted apart: a key may have as many of each as of answers, and they keep no answer of a
+    key out.
     """
 
     def __init__(
@@ -153,6 +154,10 @@ class Admission:
     def program(self, tenant: str) -> contextlib.AbstractContextManager[None]:
         """Lets a program in. Raises as `hold`."""
         return self._other("programs", tenant)
+
+    def grammar(self, tenant: str) -> contextlib.AbstractContextManager[None]:
+        """Lets in a grammar that is compiled for nobody's answer. Raises as `hold`."""
+        return self._other("grammars", tenant)
 
     def streams(self, tenant: str, num_streams: int) -> contextlib.AbstractAsyncContextManager[None]:
         """Waits until the programs of a tenant that run leave room for one with so many streams, and keeps the room."""
@@ -258,7 +263,7 @@ class Admission:
 
     @contextlib.contextmanager
     def _other(self, kind: str, tenant: str) -> Iterator[None]:
-        """Counts a hold or a program."""
+        """Counts a hold, a program or a grammar."""
         if self.is_closed:
             raise self.shutting_down()
         most = self.config.max_requests_per_key

@@ -221,7 +221,7 @@ def mixed_drafts(answers: Callable[[Request], Sequence[int]]) -> Callable[..., t
     numbers = np.random.default_rng(0)
 
     def search(
-        self: Drafter, running: RunningRequest, outlook: Outlook, forced: Sequence[int]
+        self: Drafter, running: RunningRequest, outlook: Outlook, forced: Sequence[int] = ()
     ) -> tuple[list[int], list[Kind]]:
         right = answers(running.request)[running.num_output + len(forced) :][:10]
         tokens = [token if numbers.random() < 0.8 else int(numbers.integers(2, VOCAB)) for token in right]

@@ -15,7 +15,10 @@ from jsg.cache.node import Node
 from jsg.engine import drafter
 from jsg.engine.core import EngineCore
 from jsg.engine.drafter import Drafter
+from jsg.prompt_ids import PromptIds
+from jsg.sched.drafts import sources
 from jsg.sched.drafts.estimates import kind_of, kinds_from
+from jsg.sched.drafts.sources import Guess
 from jsg.step_reports import Source
 from jsg.types import Request, SamplingParams
 from tests.engine import small, taught
@@ -63,6 +66,19 @@ def test_an_answer_is_copied_from_the_prompt_and_from_past_outputs(core: EngineC
     after = core.stats()
     assert len(first) == LONG
     assert sum(after[f"num_drafts_taken_{name}"] - before[f"num_drafts_taken_{name}"] for name in ("text", "past")) > 5
+
+
+def test_a_predicted_answer_is_copied_from_its_beginning_and_behind_what_is_wrong_in_it(core: EngineCore):
+    first = small.run(core, [(0, asked("first", *range(3, 20)))])["first"].token_ids
+    assert core.flush_cache()
+    wrong = [*first[:10], (first[10] + 1) % VOCAB, *first[11:]]
+    request = replace(asked("predicted", *range(3, 20)), prediction=PromptIds.of(wrong))
+    core.add(request)
+    before, outputs = core.stats()["num_steps"], []
+    while core.has_work:
+        outputs += core.step()
+    assert [token for output in outputs for token in output.token_ids] == list(first)
+    assert core.stats()["num_steps"] - before < LONG / 2 and outputs[-1].drafts.taken["prediction"] > LONG / 2
 
 
 def test_another_namespace_takes_as_many_steps_as_if_nothing_had_been_asked(core: EngineCore):
@@ -113,7 +129,7 @@ def test_a_step_searches_few_texts_and_each_request_has_its_turn(core: EngineCor
         return following(*arguments)
 
     monkeypatch.setattr(drafter, "SEARCH", drafter.MOST_SCANNED)
-    monkeypatch.setattr(drafter, "following", counted)
+    monkeypatch.setattr(sources, "following", counted)
     for turn in ("first", "again"):
         searches.clear()
         before, taken = core.stats()["num_steps"], core.stats()["num_drafts_taken_tree"]
@@ -137,9 +153,9 @@ def test_nothing_is_proposed_that_is_no_token_or_ends_the_answer(core: EngineCor
     core.add(asked("a", 3, 4, stop_token_ids=(7,)))
     core.step()
     (running,) = core.scheduler.running
-    assert usable(running, [5, VOCAB, 6], Source.TEXT, 1) == ([5], [kind_of(Source.TEXT, 1)])
-    assert usable(running, [5, 7, 6], Source.TREE, 1)[0] == [5]
-    assert usable(running, [5, small.EOS, 6], Source.TREE, 1)[0] == [5, small.EOS, 6]  # it asked to ignore these
+    assert usable(running, Guess(Source.TEXT, 1, [5, VOCAB, 6])) == ([5], [kind_of(Source.TEXT, 1)])
+    assert usable(running, Guess(Source.TREE, 1, [5, 7, 6]))[0] == [5]
+    assert usable(running, Guess(Source.TREE, 1, [5, small.EOS, 6]))[0] == [5, small.EOS, 6]  # it asked to ignore these
     core.abort("a")
     while core.has_work:
         core.step()

@@ -17,7 +17,7 @@ from jsg.config import EngineConfig
 from jsg.engine.device.cards import NAMES
 from jsg.engine.dry_run import QUANTIZATIONS, DryRun, dry_run, weight_bytes
 from jsg.models.config import read_spec
-from jsg.models.loading import abstract_model
+from jsg.models.loading import abstract_model, checkpoint_shapes
 from jsg.models.tensor_parallel import bytes_on_one_device
 from tests.fake_hub import fake_hub
 from tests.golden.variants import VARIANTS, WIDE, random_tensors, variant_shapes
@@ -135,6 +135,19 @@ def test_a_hybrid_says_how_many_states_are_kept_and_what_one_costs(tmp_path, cap
     (fit,) = (fit for fit in made.fits if (fit.card, fit.quantization, fit.tp_size) == ("h200", "none", 1))
     assert fit.states == 512 and f"{fit.tokens}+512" in str(made) and "Behind + is how many" in str(made)
     assert "so a cached prefix is of use only as far as one was kept" in str(made)
+
+
+def test_the_layer_that_drafts_counts_where_it_is_there_and_drafts_are_on(tmp_path):
+    """Its weights, its keys and values, and what rows keep for it. An index without its tensors has no such layer."""
+    config = LLAMA_8B | HYBRID | {"rope_parameters": None, "mtp_num_hidden_layers": 1, "num_hidden_layers": 4}
+    here = write(tmp_path / "here", config)
+    own, plain = report(here), report(here, speculative="off")
+    assert own.kv_bytes == 3 * plain.kv_bytes // 2 and own.weights["none"] > plain.weights["none"]
+    l4 = [next(fit for fit in each.fits if fit.card == "l4" and fit.tokens) for each in (own, plain)]
+    assert l4[0].tokens < 0.7 * l4[1].tokens
+    names = checkpoint_shapes(abstract_model(read_spec(here), jnp.float32))
+    lacks = report(write(tmp_path / "lacks", config, dict.fromkeys(names, "model-1.safetensors")))
+    assert not lacks.problems and (lacks.kv_bytes, lacks.weights) == (plain.kv_bytes, plain.weights)
 
 
 def test_a_file_that_no_family_reads_is_refused_as_json_too(tmp_path, capsys):

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
 from jsg.engine.drafter import TRIAL, Drafter
+from jsg.engine.startup import begin
 from jsg.models.config import read_spec
 from jsg.models.decoder import Decoder
 from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
@@ -201,6 +203,16 @@ def test_they_change_no_bit_of_an_answer(make: Callable[..., EngineCore], monkey
     assert stats["num_drafts_mtp"] > stats["num_drafts_taken_mtp"] + 10 > 50 and stats["num_retracts"] > 0
     core.close()
     plain.close()
+
+
+def test_programs_with_the_layer_and_without_it_are_refused_by_the_option(model):
+    made, asked = (
+        begin(EngineConfig(model_path=str(model[0]), speculative=each), lambda progress: None).conditions()
+        for each in ("auto", "off")
+    )
+    assert [(name, made[name], asked[name]) for name in made if made[name] != asked[name]] == [
+        ("--speculative", "auto", "off")
+    ]
 
 
 @pytest.mark.parametrize("left", [None, "mlp.down_proj.weight"])

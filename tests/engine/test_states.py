@@ -217,7 +217,7 @@ def test_a_wrong_draft_leaves_no_trace_in_a_state(core: EngineCore, monkeypatch:
             right = expected[r.request.rid].token_ids[r.num_output : r.num_output + 3]
             tokens = [token if i < num_right else (token + 1) % 50 + 2 for i, token in enumerate(right)]
             if tokens and r.num_output:
-                found[r.request.rid] = Proposal(tuple(tokens), is_forced=False)
+                found[r.request.rid] = Proposal(tuple(tokens), False, len(tokens))
         num_rows.append(len(found))
         return found
 

@@ -464,7 +464,7 @@ class SimulatedEngine:
                 where = running.num_known + index
                 state = advance(state, token, where, told[where])
                 tokens.append(token)
-            proposals[running.request.rid] = Proposal(tuple(tokens), is_forced=False)
+            proposals[running.request.rid] = Proposal(tuple(tokens), False, len(tokens))
         return proposals
 
     def run_until_idle(self, max_steps: int = 2000) -> None:

@@ -123,7 +123,8 @@ def test_tokens_that_run_again_do_not_pile_up():
             states = [prefix_hashes(r.tokens[: r.num_known], r.request)[-1] for r in running]
             right = [self.model.next_token(state, r.num_output) for state, r in zip(states, running, strict=True)]
             wrong = [((token + 1) % VOCAB,) * 3 for token in right]
-            return {r.request.rid: Proposal(tokens, False) for r, tokens in zip(running, wrong, strict=True)}
+            pairs = zip(running, wrong, strict=True)
+            return {r.request.rid: Proposal(tokens, False, len(tokens)) for r, tokens in pairs}
 
     shape = EngineShape(num_pages=900, context_length=400, num_states=8, draft_len=3, chunk=64, overlaps=False)
     engine = Wrong(shape, TokenModel(broken_every=10**9))

@@ -19,6 +19,7 @@ import httpx
 from jsg.config import ServerConfig
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
+from jsg.server.native.health import GRAMMAR
 from tests.server.running import RunningServer, ServerProcess, events_of
 
 JSON = {"Content-Type": "application/json"}
@@ -52,6 +53,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/completions/render": {"prompt": "ab"},
     "/v1/decisions": {"input": "ab", "questions": [{"type": "predicate", "instructions": "c"}]},
     "/v1/detokenize": {"tokens": [1, 2]},
+    "/v1/grammars": {"regex": GRAMMAR.text},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/programs": {"graph": PROGRAM, "arguments": {"q": "ab"}},

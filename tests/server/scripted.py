@@ -13,6 +13,7 @@ import openai
 from starlette.testclient import TestClient
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.constrained.compiler import compile_tables
 from jsg.constrained.text_patterns import PatternSet, PatternTables, pattern_tables
 from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.front.streams import Sink
@@ -29,6 +30,7 @@ from jsg.token_scores import TokenScores
 from jsg.types import (
     FinishReason,
     FinishType,
+    GrammarSpec,
     Request,
     RequestOutput,
     SamplingParams,
@@ -61,7 +63,11 @@ class InPlaceCompiler:
     """
 
     def __init__(self) -> None:
-        self.given: list[tuple[PatternSet, str]] = []
+        self.given: list[tuple[GrammarSpec | PatternSet, str]] = []
+
+    async def tables(self, spec: GrammarSpec, owner: str = "") -> bytes:
+        self.given.append((spec, owner))
+        return compile_tables(spec).to_bytes()
 
     async def patterns(self, patterns: PatternSet, owner: str = "") -> PatternTables:
         self.given.append((patterns, owner))

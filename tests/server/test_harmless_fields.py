@@ -37,7 +37,6 @@ CASES = [
     }.items()),
     (CHAT, "chat_template_kwargs.enable_thinking", {"chat_template_kwargs": {"enable_thinking": False}}),
     (CHAT, "enable_thinking", True),
-    (CHAT, "prediction", {"type": "content", "content": "x"}),
     (CHAT, "prompt_cache_options", {"mode": "explicit"}),
     (CHAT, "prompt_cache_retention", "24h"),
     (CHAT, "thinking", {"type": "enabled"}),

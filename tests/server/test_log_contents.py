@@ -55,7 +55,7 @@ REFUSED = [
 
 GRAMMARS = [
     ("/generate", {"text": SECRET, "sampling_params": {"regex": "(" + SECRET}}),
-    ("/generate", {"text": SECRET, "sampling_params": {"json_schema": json.dumps({"type": SECRET})}}),
+    ("/v1/grammars", {"json_schema": {"type": SECRET}}),
 ]
 """Requests that are refused by a process for grammars."""
 

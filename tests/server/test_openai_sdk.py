@@ -87,6 +87,35 @@ class TestChat:
         assert answer.usage.completion_tokens_details is not None
         assert raw.parse()._request_id == raw.headers["x-request-id"]
 
+    @pytest.mark.slow
+    def test_a_predicted_answer_saves_steps_and_is_counted(self, real_server):
+        """Its first half is right. The salts differ, because the cache would know the answer."""
+        letters = {"regex": "[a-z]{40}"}  # whose tokens are those of the text
+        asked = {"model": "fake", "messages": HI, "max_completion_tokens": 40, "temperature": 0}
+        with openai.OpenAI(base_url=f"{real_server.http.base_url}/v1", api_key="none", max_retries=0) as client:
+            text = client.chat.completions.create(**asked, extra_body=letters).choices[0].message.content
+            content = [{"type": "text", "text": text[:20]}, {"type": "text", "text": "and so on"}]
+            for stream in (False, True):
+                more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+                made = client.chat.completions.create(
+                    **asked,
+                    **more,
+                    prediction={"type": "content", "content": content},
+                    extra_body=letters | {"cache_salt": f"salt {stream}"},
+                )
+                chunks = [*made] if stream else []
+                said = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+                assert (said if stream else made.choices[0].message.content) == text
+                details = (chunks[-1] if stream else made).usage.completion_tokens_details
+                assert details.accepted_prediction_tokens >= 10 and details.rejected_prediction_tokens >= 1
+
+    @pytest.mark.parametrize(("content", "status"), [("", 200), ("x y" * 99999, 400), (None, 400)])
+    def test_a_prediction_may_be_empty_and_not_endless(self, server, content: str | None, status: int):
+        asked = {"messages": HI, "max_tokens": 2, "prediction": {"type": "content", "content": content}}
+        answer = server.http.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["error"]["param"].startswith("prediction")
+
     def test_every_supported_parameter(self, client):
         answer = client.chat.completions.create(
             model="fake",

@@ -108,7 +108,7 @@ class TestDecoders:
         for bomb in bombs:
             with pytest.raises(msgspec.MsgspecError):
                 msgspec.msgpack.decode(bomb, type=bytes | Failure)
-            with pytest.raises(ValueError, match="damaged"):
+            with pytest.raises(ValueError, match="begins with"):
                 StaticTables.from_bytes(bomb)
 
     def test_messages_and_calls_between_hosts(self, bombs: list[bytes]):

@@ -16,6 +16,7 @@ import pytest
 
 from jsg.config import ServerConfig
 from jsg.server.workers.pool import PATHS, num_workers
+from tests.server.battery import VALID
 from tests.server.running import LONG_STREAMS, RunningServer, data_of, key
 from tests.server.scrape import scrape, scrape_until
 from tests.server.test_shutdown import FINISHES, check_cut_short
@@ -81,6 +82,7 @@ class TestOneServer:
                 for method, path, sent in (
                     ("POST", "/generate", SHORT),
                     ("GET", "/health", None),
+                    ("POST", "/v1/grammars", VALID["/v1/grammars"]),
                     ("POST", "/v1/responses", {"input": "ab", "max_output_tokens": 4}),
                     ("POST", "/v1/chat/completions?x=1", {"messages": [{"role": "user", "content": "ab"}]}),
                 ):

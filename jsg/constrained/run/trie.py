@@ -6,8 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jsg.errors import GrammarError
-
 MAX_TOKEN_BYTES = 65_535
 """The most bytes of a token, because a node's depth has 16 bits."""
 
@@ -71,20 +69,10 @@ class SortedTokens(NamedTuple):
 
 
 def sort_tokens(ids: Sequence[int], tokens: Sequence[bytes]) -> SortedTokens:
-    """The tokens in the order of their bytes. `ids` ascend, and `tokens` are the bytes of each id.
-
-    Raises:
-        GrammarError: A token is longer than `MAX_TOKEN_BYTES`.
-    """
+    """The tokens in the order of their bytes. `ids` ascend, and `tokens` are the bytes of each id."""
     order = sorted(range(len(ids)), key=tokens.__getitem__)
     in_order = [tokens[i] for i in order]
     lengths = np.fromiter(map(len, in_order), np.int64, len(order))
-    longest = lengths.max(initial=0)
-    if longest > MAX_TOKEN_BYTES:
-        raise GrammarError(
-            f"a vocabulary with grammars may have tokens of at most {MAX_TOKEN_BYTES} bytes, but one has {longest}; "
-            "leave it out"
-        )
     data = np.frombuffer(b"".join(in_order), np.uint8)
     start = _offsets(lengths)
     sorted_ids = np.array(ids, np.int32)[np.array(order, np.int64)]

@@ -1,13 +1,31 @@
 """The vocabulary of a model: the bytes of each token, and which tokens are not text."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
-from jsg.constrained.run.slices import make_slices, mask_of
-from jsg.constrained.run.trie import make_trie, sort_tokens
-from jsg.constrained.special_tokens import may_be_text, special_bytes
+from jsg.constrained.files import FileForm
+from jsg.constrained.run.slices import Slices, make_slices, mask_of
+from jsg.constrained.run.trie import MAX_TOKEN_BYTES, SortedTokens, Trie, make_trie, sort_tokens
+from jsg.constrained.special_tokens import FIRST_BYTE, may_be_text, special_bytes
 from jsg.errors import GrammarError
+
+FORM = FileForm(
+    b"jsg.vocabulary",
+    1,
+    "a vocabulary",
+    (
+        ("size", "int64", 1),
+        ("eos_ids", "int32", 1),
+        ("ids", "int32", 1),
+        ("text_start", "int32", 1),
+        ("texts", "uint8", 1),
+    ),
+)
+"""`ids` are the tokens that grammars read, in the order of their bytes, which begin in `texts` at `text_start`."""
 
 
 class Vocabulary:
@@ -24,8 +42,6 @@ class Vocabulary:
         eos_ids: Ids that end a text, ascending.
         size: The number of rows of the model's vocabulary; at least `len(tokens)`.
         num_words: The number of words of a mask, W. Token t is bit t & 31 of word t >> 5. Bits from `size` on are 0.
-        trie: All tokens that are text.
-        slices: Parts of these tokens that are often allowed together.
         eos_mask: uint32[W], the EOS ids.
         all_mask: uint32[W], every id below `size`.
         max_token_len: Bytes of the longest token that is text; 0 if there is none.
@@ -41,7 +57,7 @@ class Vocabulary:
         size: int | None = None,
         special_names: Mapping[int, str] | None = None,
     ):
-        """Sorts the tokens; 131 072 take about 0.3 s.
+        """Sorts nothing yet: the first use of the trie or the slices takes about 0.3 s for 131 072 tokens.
 
         Args:
             tokens: The bytes that each token adds to a text, by id; b"" for a token that adds no text.
@@ -68,15 +84,64 @@ class Vocabulary:
         self.special_ids = frozenset(self._checked(special_ids, "special_ids"))
         self.eos_ids = tuple(sorted(set(self._checked(eos_ids, "eos_ids"))))
         self._texts = self._texts_of(special_names or {})
-        ids = [i for i, text in enumerate(self._texts) if text]
-        in_order = sort_tokens(ids, [self._texts[i] for i in ids])
         self.num_words = (self.size + 31) // 32
-        self.trie = make_trie(in_order)
-        self.slices = make_slices(in_order, self.num_words)
         self.eos_mask = mask_of(np.array(self.eos_ids, np.int32), self.num_words)
         self.all_mask = mask_of(np.arange(self.size, dtype=np.int32), self.num_words)
-        self.max_token_len = int(self.trie.depth.max())
-        self.first_bytes = frozenset(self.trie.byte[self.trie.depth == 1].tolist())
+        self.max_token_len = max(map(len, self._texts))
+        self.first_bytes = frozenset(text[0] for text in self._texts if text)
+        if self.max_token_len > MAX_TOKEN_BYTES:
+            raise GrammarError(
+                f"a vocabulary with grammars may have tokens of at most {MAX_TOKEN_BYTES} bytes, but one has "
+                f"{self.max_token_len}; leave it out"
+            )
+
+    @functools.cached_property
+    def trie(self) -> Trie:
+        """All tokens that are text."""
+        return self._arranged[0]
+
+    @functools.cached_property
+    def slices(self) -> Slices:
+        """Parts of these tokens that are often allowed together."""
+        return self._arranged[1]
+
+    @functools.cached_property
+    def _arranged(self) -> tuple[Trie, Slices]:
+        in_order = self._in_order()  # a front, which only writes `to_bytes`, needs no more
+        return make_trie(in_order), make_slices(in_order, self.num_words)
+
+    def _in_order(self) -> SortedTokens:
+        ids = [i for i, text in enumerate(self._texts) if text]
+        return sort_tokens(ids, [self._texts[i] for i in ids])
+
+    def to_bytes(self) -> bytes:
+        """What masks depend on, as bytes for `from_bytes`, a file or a browser."""
+        size, eos_ids, read = np.array([self.size]), np.array(self.eos_ids, np.int32), self._in_order()
+        return FORM.pack(
+            {"size": size, "eos_ids": eos_ids, "ids": read.ids, "text_start": read.start, "texts": read.data}
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """A vocabulary with the masks of the one that wrote `to_bytes`. Tokens that no grammar reads have no bytes.
+
+        Raises:
+            ValueError: The bytes are damaged, of another version, or of something else.
+        """
+        arrays = FORM.unpack(data)
+        texts = arrays["texts"].tobytes()
+        try:
+            (size,) = arrays["size"].tolist()
+            tokens = [b""] * size
+            for i, (start, end) in zip(arrays["ids"], pairwise(arrays["text_start"].tolist()), strict=True):
+                tokens[i] = texts[start:end]
+            special = {i: text[1:-1].decode() for i, text in enumerate(tokens) if text[:1] == bytes((FIRST_BYTE,))}
+            vocabulary = cls(tokens, special, arrays["eos_ids"].tolist(), size=size, special_names=special)
+            if vocabulary.to_bytes() != data:
+                raise ValueError("an id, an offset or a text is wrong")
+        except (ValueError, IndexError, GrammarError) as error:
+            raise FORM.damaged(error) from error
+        return vocabulary
 
     def text_of(self, token_id: int) -> bytes:
         """The bytes that a grammar reads for a token: its text, or `special_bytes` where a special token has a name."""

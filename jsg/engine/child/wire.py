@@ -134,7 +134,8 @@ class MessageEncoder:
 
 
 def _num_bytes(request: Request) -> int:
-    return request.input_ids.array.nbytes + sum(item.pixels.nbytes for item in request.media)
+    ids = [each for each in (request.input_ids, request.prediction) if each is not None]
+    return sum(each.array.nbytes for each in ids) + sum(item.pixels.nbytes for item in request.media)
 
 
 @final

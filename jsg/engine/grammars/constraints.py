@@ -299,7 +299,7 @@ class Constraints:
         is_forced = constraint.jump == "retokenize"
         tokens = self._tokens.appended(output, forced) if is_forced else self._tokens.draft(output, forced, most)
         allowed = self._walk(constraint, tokens[:most])
-        return Proposal(tokens[:allowed], is_forced) if allowed else None
+        return Proposal(tokens[:allowed], is_forced, allowed) if allowed else None
 
     def _charge(self, constraint: Constraint) -> bool:
         """Charges the step with the work for a text since the last time; returns whether there may be more."""

@@ -50,7 +50,7 @@ class LexiconLoader:
         self._kernels = kernels
         self._directory = directory
         self._vocab_size = vocab_size
-        self._eos_ids = [token for token in eos_token_ids if token < vocab_size]
+        self._eos_ids = eos_token_ids
         self._loading = Begun("lexicon", self._run)
         self._is_closing = threading.Event()
 
@@ -104,17 +104,11 @@ class LexiconLoader:
     def _load(self) -> Lexicon:
         self._check_open()
         # An engine can run without the packages for text, as it does under bench.device.
-        from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
+        from jsg.engine.model_tokens import ModelTokens
+        from jsg.processing.tokenizer import load_tokenizer
 
-        tokenizer, size = load_tokenizer(self._directory), self._vocab_size
-        special = [token for token in tokenizer.special_ids if token < size]
-        vocabulary = Vocabulary(
-            vocabulary_bytes(tokenizer)[:size],
-            special,
-            self._eos_ids,
-            size=size,
-            special_names={i: tokenizer.token_bytes(i).decode(errors="replace") for i in special},
-        )
+        tokenizer = load_tokenizer(self._directory)
+        vocabulary = ModelTokens(tokenizer, self._vocab_size, self._eos_ids).vocabulary()
         with self._kernels.used():
             self._check_open()
             _load_kernels(vocabulary)

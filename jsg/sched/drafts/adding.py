@@ -65,7 +65,7 @@ def _worth(
 
     Sure ones always are.
     """
-    sure = [len(each.tokens) if each.num_sure is None else each.num_sure for each in proposed]
+    sure = [each.num_sure for each in proposed]
     choice = gate.choose(num_rows, [each.chances for each in proposed], max_rows)
     gate.num_open += choice is not None
     gate.num_shut += choice is None and any(each.chances for each in proposed)

@@ -2,15 +2,17 @@
 
 from typing import Self, final
 
-from jsg.sched.drafts.sources import LONGEST
 from jsg.step_reports import Source
 
+LONGEST = 16
+"""Tokens that are compared before a place. Of places where more are equal, the newest counts."""
 CLASSES = LONGEST.bit_length() + 1
 """Tokens are counted by source, and by how many tokens before them are equal: 0, 1, 2 to 3, 4 to 7, 8 to 15, more. Of
 MTP those count that were drafted before in the same call."""
 FIRST_GUESSES = {
     Source.FORCED: (0.97,) * CLASSES,
     Source.TREE: (0.6, 0.7, 0.8, 0.85, 0.9, 0.95),
+    Source.PREDICTION: (0.0, 0.4, 0.6, 0.8, 0.9, 0.95),
     Source.TEXT: (0.0, 0.2, 0.4, 0.6, 0.8, 0.9),
     Source.PAST: (0.0, 0.2, 0.4, 0.6, 0.8, 0.9),
     Source.MTP: (0.7, 0.6, 0.5, 0.0, 0.0, 0.0),

@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
+
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 
 GAIN = 1.05
@@ -87,12 +89,8 @@ class Gate:
     def plain_seconds(self, num_rows: int) -> float:
         """What a decode step takes without drafts, between the measured sizes along a line."""
         size = self._buckets.pick(Phase.DECODE, num_rows).num_rows
-        above = next((key for key in self._plain if key.num_rows >= size), self._plain[-1])
-        below = next((key for key in reversed(self._plain) if key.num_rows <= size), above)
-        if above is below:
-            return self.seconds[above]
-        part = (size - below.num_rows) / (above.num_rows - below.num_rows)
-        return self.seconds[below] + part * (self.seconds[above] - self.seconds[below])
+        sizes, costs = [key.num_rows for key in self._plain], [self.seconds[key] for key in self._plain]
+        return float(np.interp(size, sizes, costs))
 
     def may_gain(self, num_rows: int, most_rows: int) -> bool:
         """Whether a step with so many requests could ever gain by drafts, if nearly all of them were right."""

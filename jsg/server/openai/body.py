@@ -1,6 +1,6 @@
 """The fields that chat completions and completions share."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -10,29 +10,15 @@ from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall
 from jsg.server.generation import new_rid
 from jsg.server.http.body import Body, ClientNames, Rid
-from jsg.server.openai.response_format import CHOICES, OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
-from jsg.server.shared.constraint import (
-    AdditionalPropertiesOption,
-    PropertyOrderOption,
-    Schema,
-    WhitespaceOption,
-    field_of,
-    grammar_options,
-    only_one,
-)
+from jsg.server.openai.response_format import GrammarFields
+from jsg.server.shared.constraint import field_of
 from jsg.server.shared.fields import CACHE_SALT, END_USER, EXTRA_KEY, MAX_NAME_CHARS, MODEL, PRIORITY, Only
 from jsg.server.shared.harmless import harmless
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.speech.answers.answer import Prompt
-from jsg.speech.reply_plan import Constraint, ReplyPlan
+from jsg.speech.reply_plan import ReplyPlan
 from jsg.speech.rules.tool_use import Speech
-from jsg.types import GRAMMAR_FIELDS, GrammarKind, SamplingParams
-
-GRAMMARS: Mapping[str, GrammarKind] = {
-    **{name: name for name in GRAMMAR_FIELDS},
-    **{"guided_regex": "regex", "guided_json": "json_schema", "guided_grammar": "ebnf", "guided_choice": "choices"},
-}
-"""Field that has a grammar and nothing else → the kind of grammar."""
+from jsg.types import SamplingParams
 
 _NO_CODE = "the server never runs code of clients; use logit_bias, or sample from the logprobs in the client"
 _ONE_ENGINE = "each engine does both prefill and decode; leave it out"
@@ -54,7 +40,7 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[Any, Only((False,), "events are never padded; leave it out")] = None
 
 
-class OpenAIBody(with_sampling(Body, "openai")):
+class OpenAIBody(with_sampling(GrammarFields, "openai")):
     """The fields of both endpoints; null means the default. Fields that OpenAI lacks come from SGLang and vLLM."""
 
     NAMES: ClassVar[Mapping[str, str]] = own_names("openai") | {"return_logprob": "logprobs"}
@@ -64,7 +50,7 @@ class OpenAIBody(with_sampling(Body, "openai")):
     """The field that holds the prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "guided_whitespace_pattern": OWN_WHITESPACE,
+        **GrammarFields.REFUSED,
         **dict.fromkeys(("logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"), _NO_CODE),
         **dict.fromkeys(("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
         **dict.fromkeys(("prompt_embeds", "input_embeds"), _NO_EMBEDS),
@@ -116,27 +102,6 @@ class OpenAIBody(with_sampling(Body, "openai")):
         None, description="From vLLM. The name of the request is this text with `cmpl-` or `chatcmpl-` in front."
     )
 
-    response_format: ResponseFormat | None = Field(
-        None, description="The form of the answer. A request has at most one grammar."
-    )
-    regex: str | None = Field(None, description="From SGLang. A regular expression that the whole answer matches.")
-    json_schema: Schema | str | None = Field(None, description="From SGLang. A JSON Schema, or its text.")
-    ebnf: str | None = Field(
-        None, description="From SGLang. An EBNF grammar, whose rule `root` matches the whole answer."
-    )
-    choices: Choices | None = Field(None, description=CHOICES)
-    structural_tag: str | dict[str, Any] | None = Field(
-        None, description="From SGLang. A structural tag, as a JSON value or as its text."
-    )
-    structured_outputs: StructuredOutputs | None = Field(None, description="From vLLM. One grammar.")
-    guided_json: Schema | str | None = Field(None, description="From vLLM. The older name of `json_schema`.")
-    guided_regex: str | None = Field(None, description="From vLLM. The older name of `regex`.")
-    guided_choice: Choices | None = Field(None, description="From vLLM. The older name of `choices`.")
-    guided_grammar: str | None = Field(None, description="From vLLM. The older name of `ebnf`.")
-    whitespace: WhitespaceOption = None
-    property_order: PropertyOrderOption = None
-    additional_properties: AdditionalPropertiesOption = None
-
     spaces_between_special_tokens: bool | None = None
     best_of: Annotated[Any, Only((1,), "use n, and choose an answer in the client")] = None
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
@@ -162,18 +127,6 @@ class OpenAIBody(with_sampling(Body, "openai")):
     def response_id(self, prefix: str) -> str:
         """The name of the request, which is the id of the response."""
         return self.rid or f"{prefix}-{self.request_id or new_rid()}"
-
-    def constraint(self) -> Constraint | None:
-        """The grammar that the answer must match. Raises RequestError if several are given."""
-        return only_one(self._constraints())
-
-    def _constraints(self) -> Iterator[Constraint]:
-        for given in (self.response_format, self.structured_outputs):
-            if given is not None:
-                yield from given.constraints()
-        for name, kind in GRAMMARS.items():
-            if (value := getattr(self, name)) is not None:
-                yield Constraint(name, kind, value)
 
     def to_prompt(
         self,
@@ -207,22 +160,12 @@ class OpenAIBody(with_sampling(Body, "openai")):
 
     def plan(self, speech: Speech) -> ReplyPlan:
         """How an answer is asked for and read. Raises RequestError."""
-        return ReplyPlan(speech, constraint=self.constraint(), options=self._grammar_options())
+        return ReplyPlan(speech, constraint=self.constraint(), options=self.grammar_options())
 
     def _to_sampling(self, max_new_tokens: int, plan: ReplyPlan) -> SamplingParams:
         fields = sampling_fields(self, "openai")
         fields["no_stop_trim"] = fields["no_stop_trim"] or self.include_stop_str_in_output
         return SamplingParams.from_dict({**fields, "max_new_tokens": max_new_tokens, **plan.sampling})
-
-    def _grammar_options(self) -> dict[str, Any]:
-        options, name = grammar_options(self), "additional_properties"
-        said = None if self.structured_outputs is None else self.structured_outputs.additional_properties
-        if said is not None and options.setdefault(name, said) != said:
-            raise RequestError(
-                f"{name} must not contradict disable_additional_properties, but it is {options[name]}; leave one out",
-                name,
-            )
-        return options
 
     @model_validator(mode="before")
     @classmethod

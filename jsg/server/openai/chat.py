@@ -9,11 +9,13 @@ from fastapi import Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from jsg.errors import RequestError
+from jsg.errors import ContextLengthError, RequestError
+from jsg.processing.tokenizer import Tokenizer
+from jsg.prompt_ids import PromptIds
 from jsg.server.caller import ApiCall, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
-from jsg.server.http.body import Checked
+from jsg.server.http.body import Body, Checked
 from jsg.server.http.field_rules import FieldRules
 from jsg.server.http.json_body import BodyBytes, CurrentRules, new_router
 from jsg.server.http.json_pieces import json_pieces
@@ -43,6 +45,30 @@ Budget = Annotated[int, Field(ge=-1, lt=2**31)] | None
 router = new_router()
 
 
+class TextPart(Body):
+    """A part of a predicted answer."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """A predicted answer."""
+
+    type: Literal["content"]
+    content: str | Checked[TextPart]
+
+    def encode(self, tokenizer: Tokenizer, most: int) -> PromptIds | None:
+        """Its tokens, if there are any. Raises RequestError if it is far longer than `most` tokens."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        try:
+            ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False, max_tokens=most)
+        except ContextLengthError:
+            rule = f"prediction must have at most {2 * most} tokens, but has more; shorten it"
+            raise RequestError(rule, "prediction") from None
+        return PromptIds.of(ids) if ids else None
+
+
 class ChatBody(OpenAIBody):
     """A conversation and the parameters of its answer."""
 
@@ -59,7 +85,7 @@ class ChatBody(OpenAIBody):
 
     HARMLESS: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.HARMLESS,
-        **harmless("prediction", "prompt_cache_options"),
+        **harmless("prompt_cache_options"),
     }
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
@@ -124,6 +150,11 @@ class ChatBody(OpenAIBody):
     # An empty object asks for a search too, so this is no field of `REFUSED`.
     web_search_options: Annotated[Any, Only((), "the server does not search the web; leave it out")] = Field(
         None, description="Refused, because the server does not search the web."
+    )
+    prediction: Prediction | None = Field(
+        None,
+        description="Text that the answer is expected to repeat for the most part. It changes the speed and not the "
+        "answer: tokens of it are [drafted](../drafts.md).",
     )
     modalities: Annotated[Any, Only((["text"],), _NO_AUDIO)] = None
     service_tier: Annotated[
@@ -395,9 +426,13 @@ async def _prompt(
         add_generation_prompt=body.add_generation_prompt is not False,
         template_kwargs=kwargs,
     )
+    prediction, most = None, front.generator.info.max_request_tokens
+    if body.prediction is not None:
+        encode = functools.partial(body.prediction.encode, front.generator.tokenizer, most)
+        prediction = await front.generator.beside(encode, num_bytes)
     limit = body.max_new_tokens
     if limit is None:
-        limit = default_limit(body, front.generator.info.max_request_tokens - len(encoded.input_ids))
+        limit = default_limit(body, most - len(encoded.input_ids))
     return body.to_prompt(
         call,
         body.response_id("chatcmpl"),
@@ -407,6 +442,7 @@ async def _prompt(
         is_continued=plan.is_continued,
         return_logprob=bool(body.logprobs),
         top_logprobs_num=body.top_logprobs or 0,
+        prediction=prediction,
     )
 
 

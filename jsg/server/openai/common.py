@@ -151,8 +151,8 @@ def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": reasoning_tokens,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": sum(answer.predicted[0] for answer in answers),
+            "rejected_prediction_tokens": sum(answer.predicted[1] for answer in answers),
         },
     }
 

@@ -5,10 +5,24 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import FailFast, Field, StringConstraints, model_validator
 
+from jsg.errors import RequestError
 from jsg.server.http.body import Body, Checked, check_fields
-from jsg.server.shared.constraint import Schema
+from jsg.server.shared.constraint import (
+    AdditionalPropertiesOption,
+    PropertyOrderOption,
+    Schema,
+    WhitespaceOption,
+    grammar_options,
+    only_one,
+)
 from jsg.speech.reply_plan import Constraint
-from jsg.types import ANY_OBJECT, AdditionalProperties, GrammarKind
+from jsg.types import ANY_OBJECT, GRAMMAR_FIELDS, AdditionalProperties, GrammarKind
+
+GRAMMARS: Mapping[str, GrammarKind] = {
+    **{name: name for name in GRAMMAR_FIELDS},
+    **{"guided_regex": "regex", "guided_json": "json_schema", "guided_grammar": "ebnf", "guided_choice": "choices"},
+}
+"""Field that has a grammar and nothing else → the kind of grammar."""
 
 type SchemaName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 type Choices = Annotated[list[str], FailFast(), Field(min_length=1)]
@@ -110,3 +124,53 @@ class StructuredOutputs(Body):
         for name, (kind, value) in given.items():
             if value is not None:
                 yield Constraint(f"structured_outputs.{name}", kind, value)
+
+
+class GrammarFields(Body):
+    """The fields of a body that may have one grammar. Fields that OpenAI lacks come from SGLang and vLLM."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {"guided_whitespace_pattern": OWN_WHITESPACE}
+
+    response_format: ResponseFormat | None = Field(
+        None, description="The form of the answer. A request has at most one grammar."
+    )
+    regex: str | None = Field(None, description="From SGLang. A regular expression that the whole answer matches.")
+    json_schema: Schema | str | None = Field(None, description="From SGLang. A JSON Schema, or its text.")
+    ebnf: str | None = Field(
+        None, description="From SGLang. An EBNF grammar, whose rule `root` matches the whole answer."
+    )
+    choices: Choices | None = Field(None, description=CHOICES)
+    structural_tag: str | dict[str, Any] | None = Field(
+        None, description="From SGLang. A structural tag, as a JSON value or as its text."
+    )
+    structured_outputs: StructuredOutputs | None = Field(None, description="From vLLM. One grammar.")
+    guided_json: Schema | str | None = Field(None, description="From vLLM. The older name of `json_schema`.")
+    guided_regex: str | None = Field(None, description="From vLLM. The older name of `regex`.")
+    guided_choice: Choices | None = Field(None, description="From vLLM. The older name of `choices`.")
+    guided_grammar: str | None = Field(None, description="From vLLM. The older name of `ebnf`.")
+    whitespace: WhitespaceOption = None
+    property_order: PropertyOrderOption = None
+    additional_properties: AdditionalPropertiesOption = None
+
+    def constraint(self) -> Constraint | None:
+        """The grammar that the answer must match. Raises RequestError if several are given."""
+        return only_one(self._constraints())
+
+    def _constraints(self) -> Iterator[Constraint]:
+        for given in (self.response_format, self.structured_outputs):
+            if given is not None:
+                yield from given.constraints()
+        for name, kind in GRAMMARS.items():
+            if (value := getattr(self, name)) is not None:
+                yield Constraint(name, kind, value)
+
+    def grammar_options(self) -> dict[str, Any]:
+        """The options that the client gave. Raises RequestError if two contradict each other."""
+        options, name = grammar_options(self), "additional_properties"
+        said = None if self.structured_outputs is None else self.structured_outputs.additional_properties
+        if said is not None and options.setdefault(name, said) != said:
+            raise RequestError(
+                f"{name} must not contradict disable_additional_properties, but it is {options[name]}; leave one out",
+                name,
+            )
+        return options

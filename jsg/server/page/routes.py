@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jsg.parameters import Integer, Number, named
+from jsg.server.http.etags import respond_with_file
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -72,16 +73,7 @@ class PageFile:
 
     async def respond(self, request: Request) -> Response:
         """The file, or 304 if the browser has it already."""
-        headers = {**HEADERS, "ETag": self.etag}
-        if is_named(self.etag, request.headers.get("if-none-match", "")):
-            return Response(status_code=304, headers=headers)
-        return Response(self.content, headers={**headers, "Content-Type": self.media_type})
-
-
-def is_named(etag: str, if_none_match: str) -> bool:
-    """Whether the header names this ETag. Proxies that compress a file make its ETag a weak one."""
-    given = [name.strip().removeprefix("W/") for name in if_none_match.split(",")]
-    return etag in given or given == ["*"]
+        return respond_with_file(request, self.content, self.etag, self.media_type, HEADERS)
 
 
 @functools.cache

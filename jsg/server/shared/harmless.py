@@ -20,7 +20,6 @@ _FIELDS: Mapping[str, str] = {
     "guided_decoding_backend": "there is only one grammar backend; leave it out",
     "kv_router_hint": _NOT_ROUTED,
     "phase": "chat templates know no phases of an answer; leave it out",
-    "prediction": "it only makes other servers faster; leave it out",
     "prompt_cache_breakpoint": _CACHED_ANYWAY,
     "prompt_cache_options": _CACHED_ANYWAY,
     "reasoning": "thoughts are cut from answers in chats only; leave it out",

@@ -18,7 +18,7 @@ from jsg.speech.answers.answer_stream import AnswerDelta, AnswerStream, ScoreStr
 from jsg.speech.answers.parts_reader import CallForm
 from jsg.speech.answers.thoughts import Thoughts
 from jsg.speech.answers.tool_calls import GrowingAnswer, ParsedAnswer
-from jsg.step_reports import ConstraintReport, DraftReport
+from jsg.step_reports import ConstraintReport, DraftReport, Source
 from jsg.token_scores import GrowingScores
 from jsg.types import (
     Embedder,
@@ -214,7 +214,7 @@ class _Constraint:
 class _Drafts:
     """How many draft tokens an answer had, and how many tokens came for it. A text may end it within a step."""
 
-    report: DraftReport = dataclasses.field(default_factory=lambda: DraftReport(proposed={}, taken={}))
+    report: DraftReport = dataclasses.field(default_factory=DraftReport)
     num_received: int = 0
 
 
@@ -456,6 +456,13 @@ class Answer:
         """How many draft tokens it had, by source, and in how many steps its tokens came."""
         proposed, taken = self._drafts.report.proposed, self._drafts.report.taken
         return {"proposed": proposed, "taken": taken, "steps": self._drafts.num_received - sum(taken.values())}
+
+    @property
+    def predicted(self) -> tuple[int, int]:
+        """How many drafts from the client's prediction became tokens of it, and how many did not."""
+        report, name = self._drafts.report, Source.PREDICTION.label
+        taken = report.taken.get(name, 0)
+        return taken, report.proposed.get(name, 0) - taken
 
     def shown_prompt_logprobs(
         self, texts: Tokenizer | None, start: int = 0, stop: int | None = None

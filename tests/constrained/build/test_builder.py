@@ -1,13 +1,17 @@
 """Grammars become tables, or are refused by name."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
 from jsg.constrained import ir
 from jsg.constrained.build.builder import build
+from jsg.constrained.files import digest_of
 from jsg.constrained.jit import use_kernel_cache
 from jsg.constrained.limits import Limits
 from jsg.constrained.run.machine import Machine
+from jsg.constrained.run.vocab import Vocabulary
 from jsg.constrained.tables import StaticTables
 from jsg.errors import GrammarError
 from tests.constrained.work import work
@@ -193,19 +197,25 @@ def test_tables_survive_being_sent():
     for name, value in tables._asdict().items():
         assert np.array_equal(value, getattr(copy, name)), name
         assert not isinstance(value, np.ndarray) or getattr(copy, name).dtype == value.dtype
-    assert copy.to_bytes() == tables.to_bytes()
+    data = tables.to_bytes()
+    assert copy.to_bytes() == data and digest_of(data) == hashlib.sha256(data[56:]).hexdigest()
     assert tables.num_bytes == copy.num_bytes > 100
 
 
-def test_damaged_tables_are_refused():
+def test_damaged_and_foreign_tables_are_refused():
     data = sample().to_bytes()
-    for length in range(0, len(data), 7):
+    for length in range(24, len(data), 7):
         with pytest.raises(ValueError, match="compile it again"):
             StaticTables.from_bytes(data[:length])
-    with pytest.raises(ValueError, match="after their end"):
+        with pytest.raises(ValueError, match="digest"):
+            StaticTables.from_bytes(data[:length] + bytes((data[length] ^ 1,)) + data[length + 1 :])
+    with pytest.raises(ValueError, match="digest"):
         StaticTables.from_bytes(data + b"x")
-    with pytest.raises(ValueError, match="another version"):
-        StaticTables.from_bytes(b"X" + data[1:])
+    with pytest.raises(ValueError, match="of version 4, but this is of version 5"):
+        StaticTables.from_bytes(data[:16] + b"\5" + data[17:])
+    for foreign in (b"", data[:8], b"X" + data[1:], Vocabulary([b"a"], (), (0,)).to_bytes()):
+        with pytest.raises(ValueError, match=r"begins with b'jsg\.grammar'"):
+            StaticTables.from_bytes(foreign)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from jsg.sched.drafts.sources import (
     LONGEST,
     MOST_NAMESPACES,
     MOST_PLACES,
+    PAST_TOKENS,
     SEPARATOR,
-    ByNamespace,
-    PastOutputs,
+    Memories,
+    Memory,
     copied,
     last_repeat,
 )
@@ -46,22 +47,22 @@ def test_what_goes_on_to_the_end_of_the_text_repeats_itself():
     assert copied(text, 1, 2) == [1, 2] and copied(text, 4, 2) == []
 
 
-@given(outputs=st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=30))
+@given(outputs=st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=5))
 def test_past_outputs_are_the_last_ones_and_never_run_into_each_other(outputs: list[list[int]]):
-    past = PastOutputs(32)
+    memory, said = Memory(), [*range(10, 10 + PAST_TOKENS - 32)]
+    memory.outputs = np.array(said, np.int32)
     for output in outputs:
-        past.add(np.array(output, np.int32))
-        assert len(past.tokens) <= 32 and past.tokens[-1] == SEPARATOR
-        kept = output[-15:]
-        start = len(past.tokens) - 1 - len(kept)
-        assert past.tokens[start:-1].tolist() == kept
-        assert copied(past.tokens, start, 99) == kept, "a copy ends with its output"
+        memory.add(np.array(output, np.int32))
+        said += [*output, SEPARATOR]
+        text = memory.outputs
+        assert text.tolist() == said[-PAST_TOKENS:] and text.dtype == np.int32
+        assert copied(text, len(text) - 1 - len(output), 99) == output, "a copy ends with its output"
 
 
 def test_namespaces_have_values_of_their_own_and_the_oldest_is_dropped():
-    values = ByNamespace(list[int])
-    values.of("a").append(1)
-    assert values.of("b") == [] and values.of("a") == [1]
+    memories = Memories()
+    memories.of("a").add(np.array([1], np.int32))
+    assert memories.of("b").outputs.tolist() == [] and memories.of("a").outputs.tolist() == [1, SEPARATOR]
     for number in range(MOST_NAMESPACES - 1):
-        values.of(str(number))
-    assert values.of("a") == [1] and values.of("b") == []
+        memories.of(str(number))
+    assert "a" in memories and "b" not in memories and len(memories) == MOST_NAMESPACES
