@@ -8,9 +8,14 @@ import { Model, generate, measure } from "./generate.js";
 const MAX_TOKENS = 64;
 const CACHE = [4, 2, 2, 0, 32];
 const find = (id) => document.getElementById(id);
-const bytes = async (name) => new Uint8Array(await (await fetch(name)).arrayBuffer());
-const json = async (name) => (await fetch(name)).json();
+const bytes = async (name) => {
+  const response = await fetch(name);
+  if (!response.ok) throw new Error(`${name} gave the status ${response.status}`);
+  return new Uint8Array(await response.arrayBuffer());
+};
+const json = async (name) => JSON.parse(new TextDecoder().decode(await bytes(name)));
 
+window.onerror = (message) => (find("status").textContent = message); // of what is loaded below
 ort.env.wasm.numThreads = 1;
 const [model, tokenizer, tables, vocabulary] = await Promise.all([
   bytes("model.onnx").then((file) => Model.load(ort, file, CACHE)),

@@ -101,6 +101,16 @@ def test_the_page_answers_in_the_form_of_the_grammar(opened: Opened):
     assert "with the grammar: " in page.inner_text("#status")
 
 
+def test_a_file_that_cannot_be_loaded_is_named(browser: Any, folder: Path):
+    page = browser.new_page()
+    page.route("**/*", lambda route: route.fulfill(path=folder / route.request.url.rpartition("test/")[2]))
+    page.route("**/record.grammar", lambda route: route.fulfill(status=404))
+    page.goto("https://page.test/index.html")
+    page.wait_for_function(
+        "document.getElementById('status').textContent.includes('record.grammar gave the status 404')"
+    )
+
+
 def test_a_processor_for_transformers_js_follows_each_row(folder: Path):
     """Its tensors are rows one behind the other, and its ids are BigInts."""
     steps = (2654435, 40503)

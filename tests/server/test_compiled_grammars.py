@@ -59,6 +59,7 @@ def test_a_grammar_of_each_kind(server: ScriptedServer, body, spec):
     got = get(server, f"/v1/grammars/{digest}")
     assert got.content == tables and got.headers["etag"] == f'"{digest}"'
     assert got.headers["cache-control"] == "private, max-age=31536000, immutable"
+    assert got.headers["vary"] == "Authorization, X-Api-Key, Origin"  # its copy is not for a page of another origin
     again = get(server, f"/v1/grammars/{digest}", **{"If-None-Match": got.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 

@@ -26,7 +26,7 @@ from jsg.waits import WaitReason, waiting
 
 KEPT_BYTES = 64 * 2**20
 BYTES_PER_ROW = 8  # of a vocabulary, as text
-OF_A_KEY = {"Vary": "Authorization, X-Api-Key"}
+OF_A_KEY = {"Vary": "Authorization, X-Api-Key, Origin"}
 NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable", **OF_A_KEY}
 ASK_AGAIN = {"Cache-Control": "private, no-cache", **OF_A_KEY}
 
