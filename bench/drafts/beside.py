@@ -7,6 +7,7 @@ requests, one at a time. Only the best that each has without another model is co
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -43,12 +44,14 @@ def ask(engine: Engine, prompts: Sequence[tuple[list[int], dict[str, Any]]]) -> 
         return time.perf_counter() - started_at, num_tokens
 
 
-def measure(report: Report, name: str, everyone: dict[str, Engine], tokenizer: Tokenizer, rounds: int) -> None:
+def measure(
+    report: Report, name: str, everyone: dict[str, Engine], tokenizer: Tokenizer, rounds: int, requests: int
+) -> None:
     """Adds the milliseconds per token of each engine, and the gain by its drafts. The first round warms up."""
     samples: dict[str, list[float]] = {side: [] for side in everyone}
     for number in range(rounds + 1):
         draw = Draw(f"{name} {number}", is_embedded=False)
-        asked = [each for wave in WORKLOADS[name].waves(draw, 1, 4) for each in wave]
+        asked = [each for wave in WORKLOADS[name].waves(draw, 1, requests) for each in wave]
         prompts = [(tokenizer.encode(each.prompt).ids, each.params) for each in asked]
         for side, engine in everyone.items():
             wait_until_idle([each.pid for each in everyone.values()])
@@ -72,6 +75,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--llama-python", metavar="PATH", help="has xllamacpp, gguf and safetensors")
     parser.add_argument("--vllm-python", metavar="PATH")
     parser.add_argument("--only", default=",".join(NAMES), help="workloads, separated by commas")
+    parser.add_argument("--requests", type=int, default=4, help="the least requests of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", type=Path, default=ROOT / ".cache" / "drafts", help="where models are kept")
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
@@ -100,9 +104,11 @@ def main(arguments: Sequence[str]) -> None:
             for engine in started(report, stack, {name: start}, own):
                 everyone[name] = engine
         for name in options.only.split(","):
-            measure(report, name, everyone, Tokenizer.from_file(str(model / "tokenizer.json")), options.rounds)
+            tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+            measure(report, name, everyone, tokenizer, options.rounds, options.requests)
     report.close()
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the engines end too
     main(sys.argv[1:])

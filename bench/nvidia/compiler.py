@@ -49,6 +49,11 @@ class Launch:
     containers: tuple[str, ...]
     shared_bytes: int
 
+    @property
+    def kernel(self) -> str:
+        """The name without the number that tells kernels of one name apart."""
+        return re.sub(r"__\d+$", "", self.name)
+
 
 def memory_of(compiled: jax.stages.Compiled) -> Any:
     """XLA's memory analysis of a program, which exists for every GPU."""
@@ -126,6 +131,7 @@ def compile_for(
     num_devices: int = 1,
     num_groups: int = 1,
     options: Mapping[str, bool | int | str] | None = None,
+    keeps_kernels: bool = False,
 ) -> Program:
     """Traces, lowers and compiles `fn` for a card.
 
@@ -137,14 +143,17 @@ def compile_for(
         num_devices: The number of cards. The trace sees their mesh, so that ops choose kernels for a GPU.
         num_groups: See `cards.mesh_of`.
         options: Compiler options.
+        keeps_kernels: Whether kernels are taken from other programs of this process, and kept for them.
     """
     devices = mesh_of(name, num_devices, num_groups)
     args = jax.tree.map(lambda x: _placed(x, NamedSharding(devices, PartitionSpec())), args)
     with traced_for(devices):
         lowered = jax.jit(fn, donate_argnums=donate).lower(*args)
+    chosen = OPTIONS | dict(options or {})
+    kept = {"xla_gpu_kernel_cache_file": _kernels_of(name, tuple(sorted(chosen.items())))} if keeps_kernels else {}
     folder = tempfile.mkdtemp()
     try:
-        compiled = lowered.compile(compiler_options=OPTIONS | dict(options or {}) | {"xla_dump_to": folder})
+        compiled = lowered.compile(compiler_options=chosen | kept | {"xla_dump_to": folder})
         listings = sorted(
             pathlib.Path(folder).glob("*.thunk_sequence*.txt")
         )  # the first list, and the changed one if there is one
@@ -154,6 +163,18 @@ def compile_for(
     text = compiled.as_text()
     assert text is not None, "XLA shows every program for a GPU"
     return Program(card(name), compiled, text, launches)
+
+
+@functools.cache
+def _kernels_of(card: str, options: tuple[tuple[str, bool | int | str], ...]) -> str:
+    """XLA's file of kernels. In it a kernel is known by what it computes, so each card and options have their own."""
+    return str(pathlib.Path(_folder().name, str(_kernels_of.cache_info().misses)))
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """It lives as long as this process."""
+    return tempfile.TemporaryDirectory()
 
 
 def _placed(x: Any, whole: NamedSharding) -> Any:

@@ -29,10 +29,13 @@ def instructions(executable: bytes, kernel: str, nvdisasm: pathlib.Path) -> Coun
     Raises:
         ValueError: None was read, so nothing can be said of the kernel.
     """
-    section = f".text.{kernel}"
-    code = next((cubin for cubin in _cubins(executable) if f"{section}\0".encode() in cubin), None)
-    if code is None:
+    of_kernel = re.compile(rf"\0(\.text\.{re.escape(kernel)}(?:__\d+)?)\0".encode())
+    found = next(
+        ((cubin, name[1].decode()) for cubin in _cubins(executable) if (name := of_kernel.search(cubin))), None
+    )
+    if found is None:
         raise ValueError(f"the executable must have a kernel {kernel}, but none of its files for CUDA has")
+    code, section = found
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()

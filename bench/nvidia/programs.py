@@ -88,6 +88,7 @@ class CardExecutables(Executables):
             num_devices=self._num_devices,
             num_groups=self._num_groups,
             options=self.compiler_options(name),
+            keeps_kernels=True,
         )
 
 

@@ -50,7 +50,9 @@ export async function readTables(file) {
   const bounds = [1, numLists, loops.rows, 1, branches.rows, loops.rows, 1]; // of the argument of each kind of position
   const shapes = [numbers.rows, classes.rows, positions.columns, loops.columns, branches.columns, rule_ends.rows];
   check(py.GRAMMAR, shapes.join() === `3,256,4,10,2,${numLists}` && sets.columns <= 256);
-  check(py.GRAMMAR, start >= 0 && start < numLists && numRules >= 0 && numRules < 2 ** 31);
+  check(py.GRAMMAR, start >= 0 && start < numLists);
+  const levels = numRules + branches.rows + loops.rows + 1;
+  check(py.GRAMMAR, numRules >= rule_ends.data.filter(Boolean).length && numRules <= positions.rows);
   check(py.GRAMMAR, maxPush >= 0 && maxPush <= positions.rows && positions.data[py.KIND] === py.END_RULE);
   check(py.GRAMMAR, starts[0] === 0 && starts[numLists] === list_items.rows);
   for (const [array, column, bound] of [
@@ -60,17 +62,20 @@ export async function readTables(file) {
     [loops, py.SEPARATOR_KIND, 3], [loops, py.FIRST_END, positions.rows],
   ]) check(py.GRAMMAR, isWithin(array, column, bound));
   for (let i = 0; i < numLists; i++) check(py.GRAMMAR, starts[i] <= starts[i + 1]);
+  let numEnds = 0;
   for (let i = 0; i < positions.data.length; i += 4) {
-    const argument = positions.data[i + py.ARGUMENT];
-    check(py.GRAMMAR, argument >= 0 && argument < bounds[positions.data[i + py.KIND]]);
+    const [kind, argument] = positions.data.subarray(i + py.KIND, i + py.ARGUMENT + 1);
+    check(py.GRAMMAR, argument >= 0 && argument < bounds[kind]);
+    numEnds += Number(kind >= py.END_RULE && kind <= py.END_SEPARATOR);
   }
+  check(py.GRAMMAR, numEnds <= levels);
   for (let i = 0; i < loops.data.length; i += 10) {
     const loop = Array.from(loops.data.subarray(i, i + 10), Number);
     const [size, separator] = [loop[py.BRANCHES_END] - loop[py.BRANCHES], loop[py.SEPARATOR]];
     check(py.GRAMMAR, size > 0 && loop[py.FIRST_END] + size < positions.rows);
     check(py.GRAMMAR, loop[py.SEPARATOR_KIND] === py.NO_SEPARATOR || (separator >= 0 && separator < numLists));
   }
-  return { bytes, arrays, start, numRules, maxPush };
+  return { bytes, arrays, start, numRules, maxPush, levels };
 }
 
 /** The tokens of a model (`vocab.py`). @param {Uint8Array | ArrayBuffer} file */

@@ -43,8 +43,7 @@ export class Machine {
     this.memory.clear();
     this.#spellings.clear();
     this.#arrays = {};
-    const { positions, list_start, branches, loops } = this.tables.arrays;
-    const levels = list_start.rows + branches.rows + loops.rows; // a file may say any number of rules
+    const { arrays: { positions, list_start }, levels } = this.tables;
     const shapes = { // rows, columns, what is in them
       trans: [128, this.numClasses], states: [128, 4], members: [1024 + positions.rows], actions: [1024], frames: [128, 8],
       state_index: [slotsOf(128), 1, -1], frame_index: [slotsOf(128), 1, -1], entries: [64, 4],

@@ -145,7 +145,7 @@ def _check(tables: StaticTables) -> None:
     separators, separator_kinds = tables.loops[:, SEPARATOR], tables.loops[:, SEPARATOR_KIND]
     branch_starts, branch_ends = tables.loops[:, BRANCHES], tables.loops[:, BRANCHES_END]
     separated = separator_kinds != NO_SEPARATOR
-    is_sound = (
+    is_sound = bool(
         tables.classes.shape == (256,)
         and tables.positions.shape[1] == 4
         and tables.loops.shape[1] == 10
@@ -175,6 +175,8 @@ def _check(tables: StaticTables) -> None:
         and bool((tables.loops[:, FIRST_END] + branch_ends - branch_starts < num_positions).all())
         and 0 <= tables.start < num_lists
         and 0 <= tables.max_push <= num_positions
+        and np.count_nonzero(tables.rule_ends) <= tables.num_rules <= num_positions
+        and np.isin(kinds, (END_RULE, END_BRANCH, END_SEPARATOR)).sum() <= tables.num_levels
     )
     if not is_sound:
         raise ValueError("an index points outside")

@@ -60,6 +60,7 @@ class _Call(NamedTuple):
         block: Keys that are fetched and multiplied at a time, whole pages.
         scoring: See `Scoring`.
         has_sinks: Whether there are sinks.
+        is_first: Whether padding is written.
     """
 
     size: int
@@ -67,6 +68,7 @@ class _Call(NamedTuple):
     block: int
     scoring: Scoring
     has_sinks: bool
+    is_first: bool
 
 
 def paged_attention(
@@ -81,7 +83,7 @@ def paged_attention(
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Accumulates in float32 and returns the queries' dtype.
 
-    The singles, the short tiles and the other tiles of a step are a launch each.
+    The tiles, the short tiles and the singles of a step are a launch each. The first one writes zeros for padding.
 
     Raises:
         NotImplementedError: The kernel cannot do this shape or type; the message names it.
@@ -90,19 +92,18 @@ def paged_attention(
         raise NotImplementedError("the TPU kernel wants the keys of a page side by side, one head after another")
     (pool,), out = cache, None
     _check(queries, pool)
-    how: dict[str, Any] = {"scoring": Scoring(scale, window, softcap), "sinks": sinks}
+    tiles, launches = (inputs.tile_rows, inputs.tile_positions, inputs.tile_starts, inputs.tile_lens), []
+    if len(inputs.tile_rows):
+        ends = 0, inputs.num_short_tiles, inputs.num_tiles
+        launches = [(QUERY_TILE, Tiles(*tiles, *ends[1:])), (SHORT_TILE, Tiles(*tiles, *ends[:2]))]
     if num := len(inputs.single_rows):
         lens = (inputs.single_kv_lens > 0).astype(jnp.int32)
         singles = Tiles(inputs.single_rows, inputs.single_kv_lens - 1, jnp.arange(num), lens, 0, jnp.sum(lens))
-        out = _attend(out, queries, pool, inputs.page_table, singles, 1, **how)
-    tiles = inputs.tile_rows, inputs.tile_positions, inputs.tile_starts, inputs.tile_lens
-    if len(inputs.tile_rows):
-        ends = 0, inputs.num_short_tiles, inputs.num_tiles
-        for size, first, end in zip((SHORT_TILE, QUERY_TILE), ends[:2], ends[1:], strict=True):
-            out = _attend(out, queries, pool, inputs.page_table, Tiles(*tiles, first, end), size, **how)
-    if out is None:
-        return jnp.zeros_like(queries)
-    return jnp.where((jnp.arange(len(out)) < inputs.num_tokens)[:, None, None], out, 0)  # nobody writes the others
+        launches.append((1, singles))
+    for size, each in launches:
+        arrays = out, queries, pool, inputs.page_table, inputs.num_tokens
+        out = _attend(*arrays, each, size, scoring=Scoring(scale, window, softcap), sinks=sinks)
+    return jnp.zeros_like(queries) if out is None else out
 
 
 def _attend(
@@ -110,21 +111,23 @@ def _attend(
     queries: Float[Array, "T N H"],
     pool: Float[Array, "P K parts page_size width"],
     table: Int[Array, "R C"],
+    num_tokens: Int[Array, ""],
     tiles: Tiles,
     size: int,
     *,
     scoring: Scoring,
     sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "T N H"]:
-    """`out` with attention of tiles of at most `size` tokens. Without it, other tokens have any."""
+    """`out` with attention of tiles of at most `size` tokens. Without it, tokens past `num_tokens` are zero."""
     (_, heads, head_dim), (_, kv_heads, parts, page_size, width) = queries.shape, pool.shape
     group, num_keys = heads // kv_heads, KEY_BLOCK if size > 1 or kv_heads > 2 else 2 * KEY_BLOCK
     num_keys = min(num_keys, BUFFER_BYTES // (NUM_BUFFERS * kv_heads * parts * width * pool.dtype.itemsize))
     rows = -(-size * group // SUBLANES) * SUBLANES
-    call = _Call(size, rows, max(page_size, num_keys // page_size * page_size), scoring, sinks is not None)
+    block = max(page_size, num_keys // page_size * page_size)
+    call = _Call(size, rows, block, scoring, sinks is not None, out is None)
     padded = -(-(heads + rows - size * group) // SUBLANES) * SUBLANES
     dtype = queries.dtype if pool.dtype.itemsize == 1 else jnp.promote_types(queries.dtype, pool.dtype)
-    ends = jnp.stack([jnp.asarray(end, jnp.int32) for end in tiles[4:]])
+    ends = jnp.stack([jnp.asarray(end, jnp.int32) for end in (*tiles[4:], num_tokens)])
     of_rows = []
     if sinks is not None:
         of_heads = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, -1) * LOG2_E, size, axis=1)
@@ -228,6 +231,12 @@ def _kernel(
         target = out_ref.at[pl.ds(starts_ref[tile] + first, size)]
         return pltpu.make_async_copy(written_ref.at[slot, pl.ds(first, size)], target, writes.at[slot])
 
+    def padding_write(index: Any) -> Any:
+        """The end of all tokens in parts. The first one may begin before padding: its tokens are written later."""
+        size = min(call.size, len(out_ref))
+        part = pl.ds(jnp.maximum(len(out_ref) - (index + 1) * size, 0), size)
+        return pltpu.make_async_copy(written_ref.at[0, pl.ds(0, size)], out_ref.at[part], writes.at[0])
+
     def fetch_next() -> None:
         tile, index, number = fetches_ref[0], fetches_ref[1], fetches_ref[2]
 
@@ -275,6 +284,12 @@ def _kernel(
         pl.when(tile - 2 >= first_tile)(lambda: for_tokens(tile - 2, lambda *part: out_write(tile - 2, *part).wait()))
         _join_heads(softmax, tokens_ref, written_ref.at[lax.rem(tile, 2)], len(heads_ref))
         for_tokens(tile, lambda *part: out_write(tile, *part).start())
+
+    if call.is_first:
+        num_parts = lax.div(len(out_ref) - ends_ref[2] + call.size - 1, call.size)
+        written_ref[...] = jnp.zeros_like(written_ref)
+        lax.fori_loop(0, num_parts, lambda i, _: padding_write(i).start(), None)
+        lax.fori_loop(0, num_parts, lambda i, _: padding_write(i).wait(), None)
 
     @pl.when(first_tile < count)
     def _() -> None:

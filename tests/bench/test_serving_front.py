@@ -59,7 +59,7 @@ def test_the_first_token_is_timed_on_both_sides():
 @pytest.mark.slow
 def test_scrapes_have_a_price():
     report = Report("bench.front", [], None)
-    measure_scrapes(report, 2.0)
+    measure_scrapes(report, 0.5)
     health, *scrapes = report.figures
     assert health.facts["bytes"] < 100 and all(figure.facts["bytes"] > 10_000 for figure in scrapes)
 

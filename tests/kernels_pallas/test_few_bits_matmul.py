@@ -14,6 +14,7 @@ from jsg.kernels_pallas import few_bits_block, few_bits_matmul, ops
 from jsg.kernels_pallas.few_bits import TYPES, Quantised
 from jsg.kernels_pallas.form import NUMBERS_OF_4_BITS, Form
 from jsg.kernels_pallas.inputs import GroupKernels
+from tests.kernels_pallas.definition import QUICKLY
 
 FORMS = {
     "jsg": Form("int4", 32, "bfloat16", is_exact=True),
@@ -61,7 +62,11 @@ def rows(count: int, depth: int = DEPTH) -> jax.Array:
 
 @functools.cache
 def compiled(implementation: str = "triton", result: str = "float32"):
-    return jax.jit(functools.partial(ops.matmul, result=result, implementation=implementation))
+    product = functools.partial(ops.matmul, result=result, implementation=implementation)
+    return jax.jit(product, compiler_options=QUICKLY)
+
+
+restored_by = jax.jit(Quantised.restored, static_argnums=1, compiler_options=QUICKLY)
 
 
 def product(x: jax.Array, kernel: Quantised) -> np.ndarray:
@@ -70,7 +75,7 @@ def product(x: jax.Array, kernel: Quantised) -> np.ndarray:
     if kernel.form.scales_columns:
         factor, kernel = kernel.scale, kernel._replace(scale=jnp.ones_like(kernel.scale))
     restored = kernel if factor is None else kernel._replace(factor=None)
-    restored = jax.jit(Quantised.restored, static_argnums=1)(restored, x.dtype)
+    restored = restored_by(restored, x.dtype)
     sums = np.tensordot(np.asarray(x, np.float64), np.asarray(restored, np.float64), 1)
     return sums if factor is None else sums * np.asarray(factor, np.float64)
 
@@ -102,7 +107,8 @@ def test_on_a_tpu_it_is_the_product_with_the_restored_kernels(name: str):
     how = {"rtol": 2e-6, "atol": 0.2 if is_rounded else 4e-5}
     beside, expected = (np.asarray(compiled(each)(x, kernels)) for each in ("tpu", "reference"))
     np.testing.assert_allclose(beside, expected, **how)
-    found = jax.jit(functools.partial(ops.grouped_matmul, result="float32", implementation="tpu"))(x, kernels, sizes)
+    grouped = functools.partial(ops.grouped_matmul, result="float32", implementation="tpu")
+    found = jax.jit(grouped, compiler_options=QUICKLY)(x, kernels, sizes)
     row = np.arange(12)
     np.testing.assert_allclose(found[:12], expected[row, np.repeat(np.arange(3), sizes)], **how)
 
@@ -169,17 +175,14 @@ def test_experts(name: str):
     expert = np.repeat(np.arange(4), sizes)
     alone = [jax.tree.map(lambda part, e=e: part[e], kernels[0]) for e in range(4)]
     exact = np.stack([product(x[row : row + 1], alone[e])[0] for row, e in enumerate(expert)])
-    found = jax.jit(functools.partial(ops.grouped_matmul, result="float32", implementation="triton"))(
-        x, kernels[0], sizes, bias=bias
-    )
+    grouped = functools.partial(ops.grouped_matmul, result="float32", implementation="triton")
+    found = jax.jit(grouped, compiler_options=QUICKLY)(x, kernels[0], sizes, bias=bias)
     np.testing.assert_allclose(found[:20], exact + np.asarray(bias, np.float64)[expert], rtol=0, atol=4e-5)
     gated = [GroupKernels(each, bias=bias) for each in kernels]
     how = {"activation": "silu", "result": jnp.float32}
-    made_of = {
-        each: jax.jit(functools.partial(ops.grouped_gated, implementation=each, **how))(x, None, gated, sizes)[:20]
-        for each in ("triton", "reference")
-    }
-    np.testing.assert_allclose(*(np.asarray(each, np.float32) for each in made_of.values()), rtol=0.02, atol=0.02)
+    each_of = (functools.partial(ops.grouped_gated, implementation=each, **how) for each in ("triton", "reference"))
+    made_of = (jax.jit(each, compiler_options=QUICKLY)(x, None, gated, sizes)[:20] for each in each_of)
+    np.testing.assert_allclose(*(np.asarray(each, np.float32) for each in made_of), rtol=0.02, atol=0.02)
 
 
 def result_of(instructions: str, dtype: str, words: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

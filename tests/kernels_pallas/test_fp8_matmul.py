@@ -29,7 +29,7 @@ def kernel(groups: int, *lead: int) -> Fp8Kernel:
     return Fp8Kernel(jnp.asarray(values), jnp.asarray(rng.uniform(1e-3, 2e-3, (*lead, groups, WIDTH)), jnp.float32))
 
 
-in_reference = jax.jit(reference_fp8.rounded, static_argnums=1)
+in_reference = jax.jit(reference_fp8.rounded, static_argnums=1, compiler_options=QUICKLY)
 
 
 def restored(x: np.ndarray, groups: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import pytest
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import Pieces, ScanWeights, StateCache
 from jsg.kernels_pallas.native import library
+from tests.kernels_pallas.definition import QUICKLY
 from tests.kernels_pallas.delta_cases import CASES, EPS, SLOTS, STEPS, Arrays, Case, Run, definition, make
 
 IMPLEMENTATIONS = ("reference", "native", "triton")
@@ -22,18 +23,18 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
 @functools.cache
-def compiled(implementation: str, has_one_token: bool = False):
+def compiled(implementation: str, has_one_token: bool = False, is_quick: bool = True):
     def call(a: Arrays) -> tuple[jax.Array, StateCache]:
         own = {"steps": STEPS} if isinstance(a.weights, ScanWeights) else {"eps": EPS}
         weights = a.weights._replace(**own)
         how = {"apart": a.apart, "has_one_token": has_one_token, "implementation": implementation}
         return ops.gated_delta(a.joint, a.raw_gates, weights, a.cache, a.pieces, **how)
 
-    return jax.jit(call)
+    return jax.jit(call, compiler_options=QUICKLY if is_quick else None)
 
 
-def run(implementation: str, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    out, cache = compiled(implementation, len(arrays.joint) == len(arrays.pieces.lens))(arrays)
+def run(implementation: str, arrays: Arrays, **how: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    out, cache = compiled(implementation, len(arrays.joint) == len(arrays.pieces.lens), **how)(arrays)
     return tuple(np.asarray(x, np.float32) for x in (out, *cache))
 
 
@@ -101,7 +102,8 @@ def test_one_token_4096_times(implementation: str):
         joint=np.broadcast_to(arrays.joint[:1], arrays.joint.shape),
         raw_gates=np.broadcast_to(np.float32([4.0, -9.0]), arrays.raw_gates.shape),  # hardly any decay
     )
-    for x, meant in zip(run(implementation, alike)[::2], definition(alike)[::2], strict=True):
+    found = run(implementation, alike, is_quick=False)  # as it is compiled where it serves
+    for x, meant in zip(found[::2], definition(alike)[::2], strict=True):
         live = x if len(x) == 4096 else x[1:2]
         np.testing.assert_allclose(live, meant if len(x) == 4096 else meant[1:2], rtol=1e-4, atol=1e-4)
 

@@ -167,18 +167,19 @@ def test_gates_are_in_the_launch_of_their_products(activation: Activation, dtype
         for each, extra in zip((kernels, kernels[::-1]), more, strict=True)
     ]
     given = given[:1] if activation == "relu2" else given
-    run = functools.partial(ops.grouped_gated, activation=activation, result=dtype)
+    by = {
+        how: jax.jit(
+            functools.partial(ops.grouped_gated, activation=activation, result=dtype, implementation=how),
+            compiler_options=QUICKLY,
+        )
+        for how in ("triton", "reference")
+    }
     shuffled = np.zeros_like(rows)
     shuffled[tokens] = rows
-    found, apart = (
-        np.asarray(jax.jit(functools.partial(run, implementation=how))(shuffled, tokens, given, sizes), np.float32)
-        for how in ("triton", "reference")
-    )
+    found, apart = (np.asarray(run(shuffled, tokens, given, sizes), np.float32) for run in by.values())
     live = slice(sum(sizes))
     np.testing.assert_allclose(found[live], apart[live], rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-    in_order = np.asarray(
-        jax.jit(functools.partial(run, implementation="triton"))(rows, None, given, sizes), np.float32
-    )
+    in_order = np.asarray(by["triton"](rows, None, given, sizes), np.float32)
     np.testing.assert_array_equal(in_order[live], found[live])
 
 
@@ -200,7 +201,7 @@ def test_the_block_of_all_tokens_is_in_the_launches_of_experts(activation: Activ
     )
     kernels, last = [GroupKernels(each) for each in opened], GroupKernels(down)
     how: dict[str, Any] = {"result": dtype, "implementation": "triton"}
-    both = jax.jit(functools.partial(ops.experts_beside, activation=activation, **how))
+    both = jax.jit(functools.partial(ops.experts_beside, activation=activation, **how), compiler_options=QUICKLY)
     made, share = both(x, routes, kernels, last, SharedKernels(joint, shared_down))
     inner = ops.grouped_gated(x, tokens, kernels, sizes, activation, **how)
     alone = ops.grouped_matmul(inner, down, sizes, **how)

@@ -10,9 +10,10 @@ import pytest
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import Pieces
+from tests.kernels_pallas.definition import QUICKLY
 from tests.kernels_pallas.delta_cases import CASES, SLOTS, Case, convolution, make
 
-convolve = jax.jit(ops.short_convolution, static_argnames="has_one_token")
+convolve = jax.jit(ops.short_convolution, static_argnames="has_one_token", compiler_options=QUICKLY)
 OF_OTHER_PIECES = [case for case in CASES if case.has_delta and not (case.is_apart and case.dtype == "float32")]
 """The others have the same pieces and types, and differ in what comes behind the convolution."""
 

@@ -1,9 +1,11 @@
 """Attention on a TPU: its results in TPU interpret mode, and its lowering for a TPU, which needs no TPU."""
 
+import collections
 import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -89,7 +91,7 @@ def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
     return np.asarray(run(arrays.queries, by_head(arrays), arrays.inputs, arrays.sinks).astype(jnp.float32))
 
 
-FAST = {"mixed", "sinks"}
+FAST = {"mixed"}
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -145,6 +147,42 @@ def test_a_key_that_is_not_finite_reaches_the_tokens_that_see_it_only():
     sees[2 + 20 : 2 + 65] = True  # from position 30 on
     assert np.isnan(found[sees]).all()
     np.testing.assert_array_equal(found[~sees], clean[~sees])
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_keys_that_no_token_of_a_tile_sees_are_neither_copied_nor_multiplied(monkeypatch: pytest.MonkeyPatch):
+    """Those after the tile, and those before its window: exactly the pages and the blocks of the others are visited."""
+    case, visits, block = named("sinks"), collections.Counter[str](), tpu.KEY_BLOCK
+    assert case.window is not None
+    arrays, copy, attend_block = with_room(cases.make(case)), pltpu.make_async_copy, tpu._attend_block
+
+    def counted(what: str, do: Callable[..., None]) -> Callable[..., None]:
+        def run(*args: Any) -> None:
+            jax.debug.callback(lambda: visits.update([what]))
+            do(*args)
+
+        return run
+
+    def make_copy(source: Any, target: Any, semaphore: Any) -> Any:
+        made = copy(source, target, semaphore)
+        is_page = source.shape == by_head(arrays).shape[1:]  # no other copy is from such an array
+        return SimpleNamespace(start=counted("page", made.start) if is_page else made.start, wait=made.wait)
+
+    monkeypatch.setattr(pltpu, "make_async_copy", make_copy)
+    monkeypatch.setattr(tpu, "_attend_block", counted("block", attend_block))
+    compiled.cache_clear()
+    out = attend(case, arrays)
+    np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-6)
+    inputs, expected = jax.tree.map(np.asarray, arrays.inputs), collections.Counter[str]()
+    tiles = [
+        *zip(inputs.tile_positions, inputs.tile_lens, strict=True),
+        *((end - 1, 1) for end in inputs.single_kv_lens),
+    ]
+    for position, num_tokens in tiles:
+        seen = np.arange(position + num_tokens)[max(0, case.window.first(position)) :]
+        if num_tokens and position >= 0:
+            expected.update(page=len({*(seen // case.page_size)}), block=len({*(seen // block)}))
+    assert visits == expected
 
 
 @pytest.mark.parametrize(

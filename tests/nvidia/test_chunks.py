@@ -53,7 +53,7 @@ def test_a_step_is_one_command_buffer_with_them_too(name: str, monkeypatch: pyte
     program = model.programs.program(("forward", EXTEND))
     assert program.is_one_command_buffer
     assert len(program.launches) <= 2 * OF_LAYER[name] + OF_STEP[name]
-    assert [launch.name for launch in program.launches].count(CALL[name]) == 2
+    assert [launch.kernel for launch in program.launches].count(CALL[name]) == 2
     if name == "cudnn":
         call = next(line for line in program.hlo.splitlines() if 'custom_call_target="__cudnn$fmhaSoftmax"' in line)
         assert '"mask_type": "PADDING_CAUSAL"' in call and '"max_seg_per_batch": 5' in call
@@ -65,5 +65,5 @@ def test_deterministic_mode_has_them_never(monkeypatch: pytest.MonkeyPatch):
     buckets = make_deterministic_buckets(256, 512, 512)
     model = programs.make_model(LLAMA_8B, card="h200", num_hidden_layers=1, buckets=buckets)
     program = model.programs.program(("forward", buckets.extend[-1]))
-    names = {launch.name for launch in program.launches}
+    names = {launch.kernel for launch in program.launches}
     assert "ragged_paged_attention" in names and CALL["mosaic"] not in names

@@ -162,7 +162,9 @@ def test_prompts_in_tiles(name: str, model: str, dtype: str, nvdisasm):
     def compiled(count: int):
         outputs = [array(of.heads * of.values, WIDTH, dtype=dtype)] * count
         given_once = array(num_tokens, WIDTH, dtype=dtype), kernels, given.parameters, outputs
-        return compile_for(name, call, *given_once, [cache] * count, pieces_of(rows), tiles, donate=(4,))
+        return compile_for(
+            name, call, *given_once, [cache] * count, pieces_of(rows), tiles, donate=(4,), keeps_kernels=True
+        )
 
     one = compiled(1)
     if is_counted:

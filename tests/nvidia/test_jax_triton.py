@@ -149,7 +149,7 @@ def test_a_step_stays_one_command_buffer(rows: int, leave_pallas: Callable[[], N
     leave_pallas()
     program, of = step()
     check_forward(program, of)
-    names = Counter(launch.name for launch in program.launches)
+    names = Counter(launch.kernel for launch in program.launches)
     assert names[CALL] == 2 * (1 if rows == 256 else 2)
     assert names["kCublasLtMatmul"] == 2 * 4 + 1
     assert len(program.launches) <= len(by_pallas.launches)

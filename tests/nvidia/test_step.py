@@ -311,7 +311,7 @@ def test_a_layer_of_linear_attention_costs_hardly_more_launches_than_one_of_atte
     assert len(three.launches) - len(two.launches) <= MAX_LAUNCHES + num_more
     joins = [sum("concatenate" in launch.name for launch in program.launches) for program in (two, three)]
     assert joins[0] == joins[1], "kernels are joined"
-    rules = [launch for launch in three.launches if launch.name == "delta_kernel"]
+    rules = [launch for launch in three.launches if launch.kernel == "delta_kernel"]
     assert len(rules) == 2, "one launch for each layer"
     states = sum(shape.num_bytes(2) for shapes in deep.config.state_shapes for shape in shapes)
     assert states == 2 * (2 * 2**20 + 2 * 4 * channels)
@@ -355,7 +355,7 @@ def test_prompts_of_linear_attention(name: str, num_tokens: int):
         assert program.fits
     else:
         check_forward(program, of)
-    names = Counter(launch.name for launch in program.launches if launch.name.startswith("delta"))
+    names = Counter(launch.kernel for launch in program.launches if launch.kernel.startswith("delta"))
     count = sum(bool(shapes) for shapes in of.config.state_shapes)
     in_tiles = {"delta_inverse_kernel": count, "delta_tiles_kernel": count}
     assert names == ({"delta_kernel": count} if is_deterministic else in_tiles)
@@ -399,7 +399,7 @@ def test_latent_rows_are_read_by_our_kernels_and_no_kernel_is_copied(key: Bucket
         ).programs.program(("forward", key))
         for count in (1, 2)
     )
-    names = {launch.name for launch in two.launches}
+    names = {launch.kernel for launch in two.launches}
     assert names & {"_decode_kernel", "ragged_paged_attention"}
     assert len(two.launches) - len(one.launches) <= MAX_LAUNCHES_WITH_LATENTS
     heads, plain, rank, width = 128, 128, 512, file["hidden_size"]

@@ -241,8 +241,9 @@ def test_freeing_pages_behind_windows_changes_no_answer():
 
 
 @pytest.mark.slow
-def test_freeing_pages_behind_windows_changes_no_answer_at_length():
-    happened = play_traffic(150, policy=ANY_POLICY, overlaps=st.booleans(), **WINDOWS)
+@pytest.mark.parametrize("examples", [80, pytest.param(150, marks=pytest.mark.long)])
+def test_freeing_pages_behind_windows_changes_no_answer_at_length(examples: int):
+    happened = play_traffic(examples, policy=ANY_POLICY, overlaps=st.booleans(), **WINDOWS)
     check_wild(happened, (*COMMON, "drafts", "lacking"), 50)
 
 

@@ -26,7 +26,7 @@ NUM, PAGES = 64, 1000
 def attention(size: int, table: Any, pool: Any, queries: Any, of_tiles: Any, end: Any) -> Any:
     """Of tiles of one size."""
     tiles = tpu.Tiles(of_tiles, of_tiles, of_tiles, of_tiles, 0, end)
-    return tpu._attend(None, queries, pool, table, tiles, size, scoring=Scoring(0.1), sinks=None)
+    return tpu._attend(None, queries, pool, table, end, tiles, size, scoring=Scoring(0.1), sinks=None)
 
 
 def compile_one(target: str, size: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> None:

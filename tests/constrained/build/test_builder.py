@@ -240,6 +240,13 @@ def test_tables_that_point_outside_are_refused(name, row, column, value):
         StaticTables.from_bytes(tables._replace(**{name: array}).to_bytes())
 
 
+@pytest.mark.parametrize("num_rules", [-5, 0, 1 << 40])
+def test_tables_that_give_too_little_or_endless_room_are_refused(num_rules: int):
+    """A machine makes room for as many levels as rules, loops and ENDs may be entered at once."""
+    with pytest.raises(ValueError, match="points outside"):
+        StaticTables.from_bytes(sample()._replace(num_rules=num_rules).to_bytes())
+
+
 def test_the_kernel_cache_cannot_be_moved_once_kernels_are_loaded(tmp_path):
     Machine(sample())
     assert not use_kernel_cache(tmp_path)
