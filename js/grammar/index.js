@@ -107,13 +107,6 @@ class Matcher {
     return [...this.#place.config];
   }
 
-  /** Another matcher at the place of this one, with the same tokens to take back. */
-  fork() {
-    const other = new Matcher(this.#grammar);
-    [other.#tokens, other.#places, other.#age] = [[...this.#tokens], [...this.#places], this.#age];
-    return other;
-  }
-
   /** The answer to a question. No text is refused for what earlier ones left behind. @template T @param {(place: import("./grammar.js").Place) => T} question @returns {T} */
   #ask(question) {
     try {
