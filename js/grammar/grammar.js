@@ -7,8 +7,9 @@ import { Machine } from "./machine.js";
 
 const ROOM = 1.5; // for what texts in use need, and for more
 
-/** Where texts have been: a configuration, empty where they have ended, and what is known of it. @typedef {object} Place
- * @property {Int32Array} config @property {boolean} isComplete @property {Uint32Array} [mask] @property {Uint8Array} [forced] */
+/** Where texts have been: a configuration, empty where they have ended, and what is known of it: also the places that
+ * were met after it, by token. @typedef {object} Place @property {Int32Array} config @property {boolean} isComplete
+ * @property {Map<number, Place>} next @property {Uint32Array} [mask] @property {Uint8Array} [forced] */
 
 export class Grammar {
   /** @type {Map<string, Place>} */
@@ -26,7 +27,7 @@ export class Grammar {
     this.vocabulary = vocabulary;
     this.machine = new Machine(vocabulary.heap, tables, vocabulary.maxTokenLen);
     /** @type {Place} */
-    this.ended = { config: new Int32Array(), isComplete: true, mask: vocabulary.eosMask, forced: new Uint8Array() };
+    this.ended = { config: new Int32Array(), isComplete: true, next: new Map(), mask: vocabulary.eosMask, forced: new Uint8Array() };
   }
 
   get #fullness() {
@@ -56,14 +57,19 @@ export class Grammar {
 
   /** The place that a token leads to; null where it is not allowed. @param {Place} place @param {number} id */
   step(place, id) {
+    const known = place.next.get(id);
+    if (known) return known;
     if (this.vocabulary.eosIds.has(id)) return place.isComplete ? this.ended : null;
     const text = this.vocabulary.textOf(id);
     this.machine.refuel();
     const config = text.length && place !== this.ended ? this.machine.advance(place.config, text) : null;
-    const after = config && this.#at(config);
+    if (!config) return null;
+    const after = this.#at(config);
+    place.next.set(id, after);
+    this.#numBytes += py._BYTES_PER_PLACE;
     // What is forced after a part of a forced text is the rest of it, unless it was cut off.
     const isPart = place.forced?.length <= py.MAX_FORCED_BYTES - py._MAX_CHAR_BYTES && text.length < place.forced.length;
-    if (after && isPart && text.every((byte, i) => byte === place.forced[i])) {
+    if (isPart && text.every((byte, i) => byte === place.forced[i])) {
       after.forced ??= place.forced.subarray(text.length);
     }
     return after;
@@ -124,8 +130,8 @@ export class Grammar {
   /** The place of a configuration. @param {Int32Array} config */
   #at(config) {
     return found(this.#places, config.join(), () => {
-      this.#numBytes += py._BYTES_PER_PLACE + (py._BYTES_PER_HEAD * config.length) / 2;
-      return { config, isComplete: this.machine.isAccepting(config) };
+      this.#numBytes += (py._BYTES_PER_HEAD * config.length) / 2;
+      return { config, isComplete: this.machine.isAccepting(config), next: new Map() };
     });
   }
 }

@@ -213,17 +213,18 @@ def _without_configs(answers: list[Any]) -> list[Any]:
     return [[part for part in answer if not isinstance(part, list)] for answer in answers]
 
 
-def test_real_schemas(shared_data: Callable[[str], Path], ask: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("share", [16, pytest.param(1, marks=pytest.mark.long)])
+def test_real_schemas(shared_data: Callable[[str], Path], ask: Callable[..., Any], share: int) -> None:
     data = shared_data("maskbench-dev.jsonl").parent
     work = Work({"tekken": tekken()})
-    for case in maskbench(data, share=16):
+    for case in maskbench(data, share=share):
         try:
             tables = compile_tables(GrammarSpec("json_schema", json.dumps(case.schema), "flexible", "free", "open"))
         except GrammarError:
             continue
         texts = [json.dumps(text, ensure_ascii=False).encode() for _, text in case.instances][:2]
         work.add(tables, "tekken", [tokenize(tekken(), text)[:LONGEST] for text in texts])
-    assert len(work.expected) > 80
+    assert len(work.expected) > 1280 // share
     assert ask(work.request()) == work.expected
 
 
