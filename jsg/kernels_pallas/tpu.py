@@ -60,7 +60,7 @@ class _Call(NamedTuple):
         block: Keys that are fetched and multiplied at a time, whole pages.
         scoring: See `Scoring`.
         has_sinks: Whether there are sinks.
-        is_first: Whether padding is written.
+        writes_padding: Whether it writes zeros for padding.
     """
 
     size: int
@@ -68,7 +68,7 @@ class _Call(NamedTuple):
     block: int
     scoring: Scoring
     has_sinks: bool
-    is_first: bool
+    writes_padding: bool
 
 
 def paged_attention(
@@ -83,7 +83,7 @@ def paged_attention(
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Accumulates in float32 and returns the queries' dtype.
 
-    The tiles, the short tiles and the singles of a step are a launch each. The first one writes zeros for padding.
+    The tiles, the short tiles and the singles of a step are a launch each. That of tiles writes zeros for padding.
 
     Raises:
         NotImplementedError: The kernel cannot do this shape or type; the message names it.
@@ -103,7 +103,10 @@ def paged_attention(
     for size, each in launches:
         arrays = out, queries, pool, inputs.page_table, inputs.num_tokens
         out = _attend(*arrays, each, size, scoring=Scoring(scale, window, softcap), sinks=sinks)
-    return jnp.zeros_like(queries) if out is None else out
+    if out is None:
+        return jnp.zeros_like(queries)
+    # Singles alone leave padding as it is: loops that write it make the kernel's others longer.
+    return out if launches[0][0] > 1 else jnp.where((jnp.arange(len(out)) < inputs.num_tokens)[:, None, None], out, 0)
 
 
 def _attend(
@@ -118,13 +121,13 @@ def _attend(
     scoring: Scoring,
     sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "T N H"]:
-    """`out` with attention of tiles of at most `size` tokens. Without it, tokens past `num_tokens` are zero."""
+    """`out` with attention of tiles of at most `size` tokens. Without it, tiles leave zeros past `num_tokens`."""
     (_, heads, head_dim), (_, kv_heads, parts, page_size, width) = queries.shape, pool.shape
     group, num_keys = heads // kv_heads, KEY_BLOCK if size > 1 or kv_heads > 2 else 2 * KEY_BLOCK
     num_keys = min(num_keys, BUFFER_BYTES // (NUM_BUFFERS * kv_heads * parts * width * pool.dtype.itemsize))
     rows = -(-size * group // SUBLANES) * SUBLANES
     block = max(page_size, num_keys // page_size * page_size)
-    call = _Call(size, rows, block, scoring, sinks is not None, out is None)
+    call = _Call(size, rows, block, scoring, sinks is not None, out is None and size > 1)
     padded = -(-(heads + rows - size * group) // SUBLANES) * SUBLANES
     dtype = queries.dtype if pool.dtype.itemsize == 1 else jnp.promote_types(queries.dtype, pool.dtype)
     ends = jnp.stack([jnp.asarray(end, jnp.int32) for end in (*tiles[4:], num_tokens)])
@@ -285,7 +288,7 @@ def _kernel(
         _join_heads(softmax, tokens_ref, written_ref.at[lax.rem(tile, 2)], len(heads_ref))
         for_tokens(tile, lambda *part: out_write(tile, *part).start())
 
-    if call.is_first:
+    if call.writes_padding:
         num_parts = lax.div(len(out_ref) - ends_ref[2] + call.size - 1, call.size)
         written_ref[...] = jnp.zeros_like(written_ref)
         lax.fori_loop(0, num_parts, lambda i, _: padding_write(i).start(), None)
