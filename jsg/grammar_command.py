@@ -31,10 +31,8 @@ def add_grammar_command(commands: Any) -> None:
     export = actions.add_parser("export", help=text, description=text, allow_abbrev=False)
     export.add_argument("out", metavar="FILE", help="the file to write the compiled grammar to")
     _add_grammar_options(export, "--grammar")
-    vocabulary = (
-        "a model or its tokenizer, as --model-path names it: NAME.vocabulary is written beside FILE, which every "
-    )
-    export.add_argument("--tokenizer", metavar="DIR", help=f"{vocabulary}grammar of this model needs")
+    text = "a model or its tokenizer, as --model-path names it; NAME.vocabulary, which its grammars need, is made too"
+    export.add_argument("--tokenizer", metavar="DIR", help=text)
 
 
 def _add_grammar_options(command: argparse.ArgumentParser, file: str) -> None:

@@ -9,11 +9,11 @@ import pytest
 from jsg import cli
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.grammar import CompiledGrammar
-from jsg.constrained.run.vocab import Vocabulary
 from jsg.constrained.tables import StaticTables
 from jsg.engine.model_tokens import ModelTokens
 from jsg.sources import EMBEDDED
 from jsg.types import GrammarSpec
+from tests.constrained.vocabularies import read_vocabulary
 
 SUM = 'root ::= expr\nexpr ::= expr "+" term | term\nterm ::= [0-9]+ | "(" expr ")"\n'
 
@@ -181,7 +181,7 @@ def test_an_exported_grammar_allows_what_the_engine_allows(capsys, tmp_path):
     assert status == 0 and [line.partition(":")[0] for line in out.splitlines()] == ["sum.grammar", "tiny.vocabulary"]
     assert f"{len(grammar)} bytes, sha256 {grammar[24:56].hex()}" in out
     own = CompiledGrammar(compile_tables(GrammarSpec("ebnf", SUM)), ModelTokens.read("tiny").vocabulary())
-    read = CompiledGrammar(StaticTables.from_bytes(grammar), Vocabulary.from_bytes(vocabulary))
+    read = CompiledGrammar(StaticTables.from_bytes(grammar), read_vocabulary(vocabulary))
     assert own.mask(own.start).key == read.mask(read.start).key is not None
 
 

@@ -6,13 +6,15 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import mistral_common
 import numpy as np
 from numpy.typing import NDArray
 
-from jsg.constrained.run.vocab import Vocabulary
+from jsg.constrained.run.vocab import FORM, Vocabulary
+from jsg.constrained.special_tokens import FIRST_BYTE
 from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
 
 DATA = Path(mistral_common.__file__).parent / "data"
@@ -53,6 +55,16 @@ def sentencepiece() -> Vocabulary:
         tokens = vocabulary_bytes(load_tokenizer(Path(directory)))
     special = [i for i, token in enumerate(tokens) if not token]
     return Vocabulary(tokens, special, (2,), size=len(tokens) + 64)
+
+
+def read_vocabulary(data: bytes) -> Vocabulary:
+    """A vocabulary with the masks of the one whose bytes these are. Tokens that no grammar reads have no text."""
+    arrays = {name: array.tolist() for name, array in FORM.unpack(data).items()}
+    tokens, texts = [b""] * arrays["size"][0], bytes(arrays["texts"])
+    for i, (start, end) in zip(arrays["ids"], pairwise(arrays["text_start"]), strict=True):
+        tokens[i] = texts[start:end]
+    special = {i: text[1:-1].decode() for i, text in enumerate(tokens) if text[:1] == bytes((FIRST_BYTE,))}
+    return Vocabulary(tokens, special, arrays["eos_ids"], special_names=special)
 
 
 def tokenize(vocabulary: Vocabulary, text: bytes) -> list[int]:

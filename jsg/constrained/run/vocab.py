@@ -2,15 +2,13 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import Self
 
 import numpy as np
 
 from jsg.constrained.files import FileForm
 from jsg.constrained.run.slices import Slices, make_slices, mask_of
 from jsg.constrained.run.trie import MAX_TOKEN_BYTES, SortedTokens, Trie, make_trie, sort_tokens
-from jsg.constrained.special_tokens import FIRST_BYTE, may_be_text, special_bytes
+from jsg.constrained.special_tokens import may_be_text, special_bytes
 from jsg.errors import GrammarError
 
 FORM = FileForm(
@@ -115,33 +113,11 @@ class Vocabulary:
         return sort_tokens(ids, [self._texts[i] for i in ids])
 
     def to_bytes(self) -> bytes:
-        """What masks depend on, as bytes for `from_bytes`, a file or a browser."""
+        """What masks depend on, as bytes for a file or a browser: an array of `FORM` each."""
         size, eos_ids, read = np.array([self.size]), np.array(self.eos_ids, np.int32), self._in_order()
         return FORM.pack(
             {"size": size, "eos_ids": eos_ids, "ids": read.ids, "text_start": read.start, "texts": read.data}
         )
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """A vocabulary with the masks of the one that wrote `to_bytes`. Tokens that no grammar reads have no bytes.
-
-        Raises:
-            ValueError: The bytes are damaged, of another version, or of something else.
-        """
-        arrays = FORM.unpack(data)
-        texts = arrays["texts"].tobytes()
-        try:
-            (size,) = arrays["size"].tolist()
-            tokens = [b""] * size
-            for i, (start, end) in zip(arrays["ids"], pairwise(arrays["text_start"].tolist()), strict=True):
-                tokens[i] = texts[start:end]
-            special = {i: text[1:-1].decode() for i, text in enumerate(tokens) if text[:1] == bytes((FIRST_BYTE,))}
-            vocabulary = cls(tokens, special, arrays["eos_ids"].tolist(), size=size, special_names=special)
-            if vocabulary.to_bytes() != data:
-                raise ValueError("an id, an offset or a text is wrong")
-        except (ValueError, IndexError, GrammarError) as error:
-            raise FORM.damaged(error) from error
-        return vocabulary
 
     def text_of(self, token_id: int) -> bytes:
         """The bytes that a grammar reads for a token: its text, or `special_bytes` where a special token has a name."""
